@@ -1,0 +1,33 @@
+# embed_text(target NAMESPACE ns HEADER h FILES root1/name1 ...): compiles text files into `target`
+# as the array `EmbeddedFile kEmbeddedFiles[]`. Each FILES entry is "name=path". This file is both
+# the function and the script that it runs at build time.
+if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
+  set(out "// Generated: do not edit.\n#include \"${HEADER}\"\nnamespace ${NAMESPACE} {\nconst EmbeddedFile kEmbeddedFiles[] = {\n")
+  string(REPLACE "," ";" entries "${FILES}")
+  foreach(entry IN LISTS entries)
+    string(FIND "${entry}" "=" at)
+    string(SUBSTRING "${entry}" 0 ${at} name)
+    math(EXPR at "${at} + 1")
+    string(SUBSTRING "${entry}" ${at} -1 path)
+    file(READ "${path}" text)
+    string(FIND "${text}" ")__PLAIT__\"" bad)
+    if(NOT bad EQUAL -1)
+      message(FATAL_ERROR "${name} contains )__PLAIT__\"")
+    endif()
+    string(APPEND out "  {\"${name}\", R\"__PLAIT__(" "${text}" ")__PLAIT__\"},\n")
+  endforeach()
+  list(LENGTH entries n)
+  file(WRITE "${OUTPUT}" "${out}};\nconst int kNumEmbeddedFiles = ${n};\n}  // namespace ${NAMESPACE}\n")
+  return()
+endif()
+set(_embed_text_script "${CMAKE_CURRENT_LIST_FILE}")
+function(embed_text target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "NAMESPACE;HEADER" "FILES")
+  set(output "${CMAKE_CURRENT_BINARY_DIR}/${target}_embedded.cc")
+  list(JOIN arg_FILES "," joined)
+  list(TRANSFORM arg_FILES REPLACE "^[^=]*=" "" OUTPUT_VARIABLE paths)
+  add_custom_command(OUTPUT "${output}" DEPENDS ${paths} "${_embed_text_script}" VERBATIM
+    COMMAND ${CMAKE_COMMAND} "-DOUTPUT=${output}" "-DNAMESPACE=${arg_NAMESPACE}"
+            "-DHEADER=${arg_HEADER}" "-DFILES=${joined}" -P "${_embed_text_script}")
+  target_sources(${target} PRIVATE "${output}")
+endfunction()

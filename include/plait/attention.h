@@ -1,0 +1,124 @@
+// Attention: one variant, shape and KV format, compiled for one device, planned once a step and run
+// once a layer. Plus the operations engines need beside it: merge_states and append_kv.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plait/kv_format.h"
+#include "plait/plan.h"
+#include "plait/tensor.h"
+#include "plait/variant.h"
+
+namespace plait {
+
+using Stream = void*;  // CUstream; null: the default stream. Unused on the CPU
+
+// Capacities: grid, workspace and kernels follow from them alone, never from a batch.
+struct Bounds {
+  int requests = 0;
+  int query_tokens = 0;   // a step
+  int keys = 0;           // a request
+  long long total_pages = 0;  // host page tables of one step; 0: requests * ceil(keys / page_size)
+  int max_q_len = 0;      // a request; 0: query_tokens. 1: decode only
+  bool operator==(const Bounds&) const = default;
+};
+
+struct AttentionConfig {
+  int num_qo_heads = 0, num_kv_heads = 0;
+  int head_dim_qk = 0, head_dim_vo = 0;   // multiples of 8 up to 256
+  Dtype dtype = Dtype::kBfloat16;         // of q, K, V and out
+  KvFormat kv;
+  Variant variant;
+  Bounds bounds;
+  Device device;
+  float sm_scale = 0;                     // 0: 1 / sqrt(head_dim_qk)
+  Scheduler scheduler = Scheduler::kAuto;
+  std::string kernel = "auto";            // "plain": the slow, obvious kernel; "sm90a"
+  int max_ctas = 0;                       // 0: the whole device
+};
+
+// Partial states and arrival counters, shared by the plans of a model; one run in flight at a time.
+class Workspace {
+ public:
+  Workspace(const Device& device, long long bytes);       // allocates
+  explicit Workspace(const TensorView& buffer);           // borrows: contiguous, any dtype, 256-byte
+                                                          // aligned; throws ArgumentError
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  void* data() const;
+  long long bytes() const;
+  Device device() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct RunArgs {
+  TensorView q;           // [rows, num_qo_heads, head_dim_qk]; rows >= planned tokens: the rest is
+                          //   padding and comes out (0, -inf)
+  TensorView k, v;        // ragged [kv rows, num_kv_heads, dim]; paged 4-D by the layout. For one
+                          //   5-D tensor [pages, 2, ...] give it as k and leave v undefined
+  TensorView out;         // [rows, num_qo_heads, head_dim_vo]
+  TensorView lse;         // [rows, num_qo_heads] float32, natural log; undefined: not written
+  float sm_scale = 0;     // 0: the configuration's. Finite and > 0
+  std::vector<VariantArg> variant_args;
+};
+
+class Attention {
+ public:
+  // Compiles and loads the kernels. `workspace` may be shared; null: one of its own. Throws
+  // ArgumentError if it is smaller than workspace_bytes().
+  explicit Attention(const AttentionConfig& config, std::shared_ptr<Workspace> workspace = nullptr);
+  ~Attention();
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+
+  const AttentionConfig& config() const;
+  std::shared_ptr<Workspace> workspace() const;
+  const PlanTarget& target() const;
+  std::string kernel_name() const;        // what runs: "cpu", "plain", "sm90a ..."
+
+  // Once a step. Never waits for the device. Refused while `stream` captures.
+  void plan(const Batch& batch, Stream stream = nullptr);
+  const Plan& current_plan() const;
+  // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which
+  // then serves every later plan within the bounds.
+  void run(const RunArgs& args, Stream stream = nullptr);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Bytes an Attention of this configuration needs of its Workspace.
+long long workspace_bytes(const AttentionConfig& config);
+
+// Joins the attention states of disjoint key sets. v: [rows, n, num_heads, dim], lse: float32
+// [rows, n, num_heads]; out [rows, num_heads, dim], out_lse [rows, num_heads]. n >= 1. A state with
+// lse -inf is the identity: its v is never read into the result.
+void merge_states(const TensorView& v, const TensorView& lse, const TensorView& out,
+                  const TensorView& out_lse, Stream stream = nullptr);
+// The same of two states, [rows, num_heads, dim] each; `out` may be either v (in place).
+void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorView& v_b,
+                 const TensorView& lse_b, const TensorView& out, const TensorView& out_lse,
+                 Stream stream = nullptr);
+
+// Writes new tokens' K and V into a paged or ragged cache (shapes as in RunArgs).
+// k_new, v_new: [tokens, num_kv_heads, dim].
+struct AppendArgs {
+  KvFormat kv;
+  TensorView k_new, v_new;
+  TensorView k_cache, v_cache;      // or one 5-D tensor as k_cache
+  // Either the slot of each token, -1: token is skipped (host or device, int32 or int64)
+  TensorView slot_mapping;          // [tokens]; slot = page * page_size + offset (ragged: row)
+  // or batch index and position, through a table (host or device):
+  TensorView batch_indices;         // [tokens]; -1: skipped
+  TensorView positions;             // [tokens]
+  KvTables tables;                  // page table of the batch; ragged: kv_begin or kv_indptr
+};
+void append_kv(const AppendArgs& args, Stream stream = nullptr);
+
+}  // namespace plait

@@ -1,0 +1,55 @@
+// The KV layouts a caller may have, the batch a plan is made for, and what must hold of each. A
+// format says how tables and caches are shaped; a Batch brings one step's lengths and tables.
+// plan() turns both into the block-sparse view of plan_data.h without copying any K or V.
+#pragma once
+#include <vector>
+
+#include "plait/tensor.h"
+
+namespace plait {
+
+struct KvFormat {
+  enum Kind {
+    kRagged,  // K, V: [kv tokens, num_kv_heads, dim], requests anywhere in it, gaps allowed
+    kPaged,   // K, V: pages
+  };
+  Kind kind = kRagged;
+  int page_size = 1;     // kPaged: tokens a page, >= 1
+  bool hnd = false;      // kPaged: pages are [head, page_size, dim] rather than [page_size, head, dim]
+  int num_levels = 1;    // > 1: composed, Batch::levels has as many entries; all share one K and V
+  bool operator==(const KvFormat&) const = default;
+};
+KvFormat ragged_kv();
+KvFormat paged_kv(int page_size, bool hnd = false);
+KvFormat composed_kv(KvFormat format, int num_levels);
+
+// The keys of every request (or, in a composed format, of every node of a level). Index arrays are
+// int32 or int64, of any stride. Lengths are on the host; tables may be on the device.
+struct KvTables {
+  TensorView kv_len;              // [n] host. Not needed beside kv_indptr or kv_last_page_len
+  // kRagged: one of
+  TensorView kv_indptr;           // [n + 1] host: rows of K and V of each request
+  TensorView kv_begin;            // [n] host: first row; needs kv_len; gaps and overlaps allowed
+  // kPaged: one of
+  TensorView kv_page_indptr;      // [n + 1] host, or device (then kv_len is needed)
+  TensorView kv_page_indices;     //   [pages] host or device
+  TensorView kv_last_page_len;    //   [n] host, 1 ... page_size (0 where there are no pages)
+  TensorView block_table;         // [rows, max blocks] host or device; entries past the end unread
+  TensorView request_map;         //   optional [n] host or device: row of block_table of request i
+};
+
+// One level of a composed format: nodes, each a list of keys that all queries of its requests see.
+// A request's keys are those of its nodes, level after level.
+struct KvLevel {
+  KvTables tables;                // one list a node
+  TensorView node_indptr;         // [nodes + 1] host; not given: node i is request i
+  TensorView node_requests;       // [node_indptr[-1]] host: the requests under each node
+};
+
+struct Batch {
+  TensorView qo_indptr;           // [n + 1] host, starting at 0, not decreasing
+  KvTables kv;                    // of a format with one level
+  std::vector<KvLevel> levels;    // of a composed format
+};
+
+}  // namespace plait

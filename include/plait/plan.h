@@ -1,0 +1,87 @@
+// Plan: how one batch is cut into work items for a fixed number of CTAs. Pure host data and a pure
+// host function: equal input gives an equal plan; no pointers; prints itself; any executor runs it.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "plait/plan_data.h"
+
+namespace plait {
+
+// A batch as the planner sees it, whatever the format: src/formats makes it.
+struct BsrView {
+  std::vector<RowBlock> row_blocks;      // level after level
+  std::vector<int> token_request, token_position;  // [tokens], by row of q
+  std::vector<int> row_map;              // block token -> row of q; empty: identity
+  int num_levels = 1;
+  int num_requests = 0;
+};
+
+// Modelled microseconds of one tile of `shape` over `keys` visible keys and one kv head:
+//   fixed_us + keys * us_per_key. us_per_key is of the whole tile, however many rows it holds.
+struct ShapeModel {
+  int tile_q = 0;          // packed rows
+  int key_split = 1;
+  float fixed_us = 0;
+  float us_per_key = 0;
+};
+
+// What the planner knows of the executor: from the Bounds and the device, never from the batch.
+struct PlanTarget {
+  int num_ctas = 1;
+  int tile_kv = 64;             // cuts fall on multiples of it
+  int group_size = 1, num_kv_heads = 1;
+  int num_shapes = 1;
+  ShapeModel shapes[2];         // descending tile_q
+  float merge_us = 0;           // modelled cost of one partial tile: writing, arriving, merging
+  int max_partial_rows = 0;     // capacity of the workspace
+  int min_split_keys = 0;       // no piece of a row's keys is shorter, but where a head ends
+};
+
+enum class Scheduler {
+  kAuto,  // the candidate with the smallest modelled makespan
+  kLpt,   // Algorithm 1 of the paper, forced
+};
+
+// One way to cut the batch, as scored.
+struct PlanCandidate {
+  std::string name;        // "algorithm_1", "equalised", "equal_shares"
+  int chunk = 0;           // keys a chunk; 0: not chunked
+  int num_items = 0;
+  int num_partial_rows = 0;
+  float makespan_us = 0;   // busiest CTA
+  float balance = 0;       // busiest CTA / mean, of modelled time
+  bool fits = true;        // false: needs more partials than the workspace has, dropped
+  bool operator==(const PlanCandidate&) const = default;
+};
+
+struct Plan {
+  // Choices made.
+  std::vector<PlanCandidate> candidates;   // those that were scored
+  int chosen = 0;                          // index into candidates
+  int num_ctas = 0, num_tokens = 0, num_requests = 0, num_levels = 1;
+  int num_partial_rows = 0;
+  long long total_keys = 0;                // sum over requests of the keys planned, visible or not
+  Visibility visible;
+  // What executors read: see plan_data.h.
+  std::vector<RowBlock> row_blocks;
+  std::vector<WorkItem> items;             // in CTA order
+  std::vector<int> cta_item_indptr;        // [num_ctas + 1]
+  std::vector<int> token_request, token_position, row_map;
+  std::vector<int> token_merge_indptr;     // [num_tokens + 1]; empty: nothing is split
+  std::vector<MergeSource> merge_sources;  // in merge order: by level, then by key
+  float balance() const { return candidates.empty() ? 1.0f : candidates[chosen].balance; }
+  bool operator==(const Plan&) const = default;
+};
+
+// Cuts `view` for `target`. Every (row, visible key) is in exactly one item, every token in at
+// least one item. Throws ArgumentError only for views that break the rules of plan_data.h.
+Plan make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
+               Scheduler scheduler = Scheduler::kAuto);
+// The same into a plan whose memory is used again.
+void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
+               Scheduler scheduler, Plan& plan);
+
+std::string to_string(const Plan& plan);  // a table of a few lines: choices, CTAs, items, merges
+
+}  // namespace plait

@@ -1,0 +1,85 @@
+// The plain data between deciding and executing: what a Plan holds and what every executor (CUDA
+// kernels, CPU backend) reads. Compiled by the host compiler and by NVRTC, hence no headers.
+// Offsets and counts only; addresses appear in PlanView, the form an executor reads.
+#pragma once
+
+namespace plait {
+
+using i64 = long long;
+
+enum class Dtype { kFloat32, kBfloat16, kFloat16, kE4m3, kE5m2 };
+
+// Levels of a composed format: each has its own list of row blocks and its own block table.
+inline constexpr int kMaxLevels = 8;
+
+// Query tokens that share one list of keys. A level's row blocks cover each token at most once.
+struct RowBlock {
+  i64 first_block;   // where the block list starts in the level's BlockTable; affine: row of K and V
+  int first_token;   // tokens first_token ... + num_tokens - 1: entries of Plan::row_map where the
+  int num_tokens;    //   plan has one, else rows of q
+  int kv_len;        // keys in the list
+  int kv_pos_begin;  // absolute position of key 0 of the list
+  int level;         // index into PlanView::tables
+  int padding = 0;
+  bool operator==(const RowBlock&) const = default;
+};
+
+// One tile of packed rows x kv heads x keys, executed by one CTA (CPU: by one thread).
+// Packed row r of a row block is token r / group_size, head r % group_size within the group.
+struct WorkItem {
+  int row_block;
+  int shape;                       // index into KernelConfig::shapes
+  int first_row, num_rows;         // packed rows of the block
+  int kv_head_begin, num_heads;    // kv heads, one after the other
+  int kv_begin, kv_end;            // keys, as list positions; kv_begin is a multiple of tile_kv
+  int partial_row;                 // -1: rows are final. Else head h, row r of this item is partial
+                                   //   row partial_row + (h - kv_head_begin) * num_rows + r
+  int min_position, max_position;  // absolute positions over the query tokens of these rows
+  int padding = 0;
+  bool operator==(const WorkItem&) const = default;
+};
+
+// One entry of a token's merge list: an item that left partial states of some of its heads.
+// The state of kv head h, head-in-group g is partial row
+//   partial_row + (h - kv_head_begin) * rows_per_head + (g - first_group_head)
+// for h in [kv_head_begin, + num_heads) and g in [first_group_head, + num_group_heads).
+struct MergeSource {
+  int partial_row, rows_per_head;
+  int kv_head_begin, num_heads;
+  int first_group_head, num_group_heads;  // all of the group, but where a tile splits a token
+  bool operator==(const MergeSource&) const = default;
+};
+
+// Which queries see which keys, as data: known to the planner, the tile iterator and the mask.
+struct Visibility {
+  int causal = 0;        // key position <= query position
+  int window_left = -1;  // key position >= query position - window_left; -1: no window
+  int sink_tokens = 0;   // keys at positions < sink_tokens are inside any window
+  bool operator==(const Visibility&) const = default;
+};
+
+// Where a level's block lists lie. Entry i of the list of row block b is
+//   indices[first + i * stride_block], first = list_begin ? list_begin[b.first_block] * stride_list
+//                                                        : b.first_block.
+struct BlockTable {
+  const void* indices = nullptr;     // null: affine, there are no blocks
+  const void* list_begin = nullptr;  // CSR indptr or request map that only the device knows
+  i64 stride_block = 1, stride_list = 1;
+  int index_bytes = 4, list_begin_bytes = 4;  // 4 or 8
+};
+
+// What an executor reads of a Plan: the same arrays, in its own memory.
+struct PlanView {
+  int num_ctas, num_tokens;
+  const RowBlock* row_blocks;
+  const WorkItem* items;           // in CTA order
+  const int* cta_item_indptr;      // [num_ctas + 1]
+  const int* token_request;        // [num_tokens], by row of q
+  const int* token_position;       // [num_tokens], by row of q
+  const int* row_map;              // block token -> row of q; null: identity
+  const int* token_merge_indptr;   // [num_tokens + 1], by row of q; null: nothing is split
+  const MergeSource* merge_sources;
+  BlockTable tables[kMaxLevels];
+};
+
+}  // namespace plait

@@ -1,0 +1,66 @@
+// What a kernel is compiled for (KernelConfig) and what it is launched with (Params).
+// KernelConfig is structural: a template argument of every kernel and part of its cache key.
+#pragma once
+#include "host_device/base.h"
+
+namespace plait {
+
+enum class Loader { kAffine, kGather };  // K and V rows at equal strides; rows found by block table
+enum class Mma { kScalar, kWgmma };
+
+// The shapes of one config share tile_kv and the KV ring. wgmma shapes share one main loop:
+//   key_split 1: warpgroup w takes rows 64 w ... of every stage;
+//   key_split 2: all warpgroups take the same 64 rows, w takes tiles w, w + 2, ..., then they join.
+struct TileShape {
+  Mma mma;
+  int tile_q, key_split;
+};
+
+struct KernelConfig {
+  Dtype dtype_q, dtype_kv, dtype_out;
+  int head_dim_qk, head_dim_vo;
+  Loader loader;
+  int tile_kv;
+  int num_stages;                // of the KV ring; 0 where there is none
+  int num_consumer_warpgroups;   // 0 for kernels without warp specialisation
+  int producer_registers, consumer_registers;
+  int ctas_per_sm;
+  int num_shapes;
+  TileShape shapes[2];
+};
+
+struct RowStrides {  // in elements
+  i64 token, head;
+};
+struct KvStrides {  // in elements; affine: block is 0
+  i64 block, token, head;
+};
+
+struct Params {
+  const void* q;            // [num_rows, num_qo_heads, head_dim_qk]
+  const void* k;            // blocks or rows of [num_kv_heads, head_dim_qk]
+  const void* v;            // blocks or rows of [num_kv_heads, head_dim_vo]
+  void* out;                // [num_rows, num_qo_heads, head_dim_vo]
+  float* lse;               // [num_rows, num_qo_heads], natural log; may be null
+  const PlanView* plan;     // in the executor's memory
+  float* partial_out;       // [partial rows, head_dim_vo], normalised; null if nothing may be split
+  float* partial_lse;       // [partial rows], natural log
+  unsigned* arrived;        // [plan tokens, num_kv_heads]; 0 between runs
+  RowStrides q_stride, out_stride, lse_stride;
+  KvStrides k_stride, v_stride;
+  int num_rows;             // rows of q, out and lse; those at and beyond plan->num_tokens are
+                            //   padding and get (0, -inf)
+  int block_size;           // page size; 1 where affine
+  int num_qo_heads, num_kv_heads, group_size;
+  float sm_scale;
+  Visibility visible;
+  int padding = 0;
+};
+static_assert(sizeof(Params) % 8 == 0, "VariantCall appends 8-byte slots");
+
+// How many packed rows of whole tokens fit a tile; a group larger than the tile is split.
+PLAIT_HD int rows_per_tile(int tile_q, int group_size) {
+  return group_size >= tile_q ? tile_q : tile_q / group_size * group_size;
+}
+
+}  // namespace plait

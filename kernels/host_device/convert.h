@@ -1,0 +1,80 @@
+// Storage types of 16-bit floats and their conversion to and from float, rounding to nearest even.
+// Bits only: no cuda_fp16.h for NVRTC, no compiler extension needed on the host.
+#pragma once
+#include "host_device/base.h"
+
+namespace plait {
+
+struct Bfloat16 {
+  unsigned short bits;
+};
+struct Float16 {
+  unsigned short bits;
+};
+
+PLAIT_HD float to_float(float x) { return x; }
+PLAIT_HD float to_float(Bfloat16 x) {
+  return __builtin_bit_cast(float, static_cast<unsigned>(x.bits) << 16);
+}
+PLAIT_HD float to_float(Float16 x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+#else
+  return static_cast<float>(__builtin_bit_cast(_Float16, x.bits));
+#endif
+}
+
+template <class T>
+PLAIT_HD T from_float(float x);
+template <>
+PLAIT_HD float from_float<float>(float x) {
+  return x;
+}
+template <>
+PLAIT_HD Bfloat16 from_float<Bfloat16>(float x) {
+#if defined(__CUDA_ARCH__)
+  unsigned short y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return {y};
+#else
+  const unsigned u = __builtin_bit_cast(unsigned, x);
+  const unsigned rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const bool is_nan = (u & 0x7fffffffu) > 0x7f800000u;
+  return {static_cast<unsigned short>(is_nan ? 0x7fffu : rounded)};
+#endif
+}
+template <>
+PLAIT_HD Float16 from_float<Float16>(float x) {
+#if defined(__CUDA_ARCH__)
+  unsigned short y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return {y};
+#else
+  return {__builtin_bit_cast(unsigned short, static_cast<_Float16>(x))};
+#endif
+}
+
+template <Dtype kDtype>
+struct StorageOf;
+template <>
+struct StorageOf<Dtype::kFloat32> {
+  using type = float;
+};
+template <>
+struct StorageOf<Dtype::kBfloat16> {
+  using type = Bfloat16;
+};
+template <>
+struct StorageOf<Dtype::kFloat16> {
+  using type = Float16;
+};
+template <Dtype kDtype>
+using Storage = typename StorageOf<kDtype>::type;
+
+PLAIT_HD constexpr int bytes_of(Dtype dtype) {
+  return dtype == Dtype::kFloat32 ? 4 : dtype == Dtype::kE4m3 || dtype == Dtype::kE5m2 ? 1 : 2;
+}
+
+}  // namespace plait

@@ -1,0 +1,38 @@
+// Where a key lies: list position -> (block, offset) -> element offset, 64-bit throughout.
+// Everything a KV format changes about a kernel is in this file.
+#pragma once
+#include "host_device/config.h"
+
+namespace plait {
+
+PLAIT_HD i64 load_index(const void* indices, int index_bytes, i64 i) {
+  return index_bytes == 8 ? static_cast<const i64*>(indices)[i]
+                          : static_cast<i64>(static_cast<const int*>(indices)[i]);
+}
+
+// Entry of `table` at which the block list of `block` starts (affine: its first row of K and V).
+PLAIT_HD i64 first_entry(const BlockTable& table, const RowBlock& block) {
+  if (table.list_begin == nullptr) return block.first_block;
+  return load_index(table.list_begin, table.list_begin_bytes, block.first_block) *
+         table.stride_list;
+}
+
+struct KeySlot {
+  i64 block;   // page, or row of K and V where affine
+  int offset;  // token within the page
+};
+
+// Slot of list position i, for the list that starts at entry `first`.
+PLAIT_HD KeySlot key_slot(const BlockTable& table, i64 first, int block_size, int i) {
+  if (table.indices == nullptr) return {first + i, 0};
+  const int block = i / block_size;
+  return {load_index(table.indices, table.index_bytes, first + block * table.stride_block),
+          i - block * block_size};
+}
+
+PLAIT_HD i64 key_offset(const KvStrides& stride, const KeySlot& slot, int kv_head, bool affine) {
+  return slot.block * (affine ? stride.token : stride.block) + slot.offset * stride.token +
+         kv_head * stride.head;
+}
+
+}  // namespace plait

@@ -1,0 +1,78 @@
+// The one interface between the public API (attention.cc) and what executes a Plan: the CPU backend
+// (cpu/) and the CUDA backend (cuda/). attention.cc checks arguments and fills Params; an executor
+// owns kernels, the plan in its memory, and launches.
+#pragma once
+#include <memory>
+#include <span>
+#include <string>
+
+#include "formats/view.h"
+#include "host_device/config.h"
+#include "plait/attention.h"
+
+namespace plait {
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual const PlanTarget& target() const = 0;
+  virtual std::string kernel_name() const = 0;
+  virtual long long workspace_bytes() const = 0;
+  // Puts `plan` and the host tables of `view` where the kernels read them, at addresses that stay
+  // the same for the life of the executor, and zeroes the arrival counters in `workspace`.
+  virtual void upload(const Plan& plan, const FormatView& view, Workspace& workspace,
+                      Stream stream) = 0;
+  // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
+  // arrived, which the executor fills in. `variant_slots`: the variant's parameters, 8 bytes each, in
+  // the order of Variant::parts and their params.
+  virtual void run(const Params& params, std::span<const unsigned long long> variant_slots,
+                   Workspace& workspace, Stream stream) = 0;
+};
+
+// How an Attention's workspace is divided: [partial_out][partial_lse][arrived], each 256-byte
+// aligned. The same for every executor.
+struct WorkspaceLayout {
+  long long partial_lse, arrived, bytes;  // byte offsets from the start, and the total
+};
+WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo, int query_tokens,
+                                 int num_kv_heads);
+
+std::unique_ptr<Executor> make_cpu_executor(const AttentionConfig& config);
+std::unique_ptr<Executor> make_cuda_executor(const AttentionConfig& config);
+
+// The operations beside attention, by device of the tensors; arguments are already checked.
+// merge: v [rows, n, heads, dim] by strides; see merge_states.
+struct MergeParams {
+  const void* v;
+  const float* lse;
+  void* out;
+  float* out_lse;
+  long long v_stride_row, v_stride_state, v_stride_head;
+  long long lse_stride_row, lse_stride_state, lse_stride_head;
+  RowStrides out_stride, out_lse_stride;
+  int num_rows, num_states, num_heads, head_dim;
+  Dtype dtype;
+};
+struct AppendParams {
+  const void *k_new, *v_new;
+  void *k_cache, *v_cache;
+  RowStrides k_new_stride, v_new_stride;
+  KvStrides k_stride, v_stride;         // affine: block 0
+  int num_tokens, num_kv_heads, head_dim_qk, head_dim_vo, block_size;
+  Dtype dtype;
+  bool affine;
+  const void* slots;                    // null: by batch index and position
+  int slots_bytes;
+  long long slots_stride;
+  const void *batch_indices, *positions;
+  int batch_indices_bytes, positions_bytes;
+  long long batch_indices_stride, positions_stride;
+  BlockTable table;                     // list i of the table belongs to request i; affine:
+                                        //   list_begin (stride_list 1) holds each request's first row
+};
+void cpu_merge_states(const MergeParams& params);
+void cpu_append_kv(const AppendParams& params);
+void cuda_merge_states(const MergeParams& params, const Device& device, Stream stream);
+void cuda_append_kv(const AppendParams& params, const Device& device, Stream stream);
+
+}  // namespace plait

@@ -1,0 +1,58 @@
+// Run-time compilation: assemble one readable source, look in the disk cache, compile (NVRTC for the
+// GPU, the host compiler for custom variants on the CPU), hand back the artefact. Needs no GPU.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "host_device/config.h"
+#include "plait/variant.h"
+
+namespace plait::jit {
+
+// One kernel to compile. `text` is a whole translation unit over the embedded files.
+struct KernelSource {
+  std::string name;          // "sm90 bf16 d128 gather 128x128+64x128 soft_cap": for people
+  std::string variant_name;  // for error messages
+  std::string entry;         // the extern "C" function
+  std::string text;
+  int num_threads = 0;
+  int smem_bytes = 0;        // dynamic shared memory of a launch
+};
+
+// kernels/plain.cuh and kernels/sm90/attention.cuh with a config and a variant.
+KernelSource assemble_attention(const KernelConfig& config, const Variant& variant);
+
+struct KernelResources {
+  int registers = 0, stack_bytes = 0, spill_bytes = 0;  // spill stores + loads
+};
+struct Cubin {
+  std::string bytes;
+  KernelResources resources;
+  double seconds = 0;        // NVRTC's time when it was compiled
+  bool from_cache = false;
+};
+// arch: "75", "80", "86", "89", "90a", "100", "120". Throws Error: NVRTC not found (everywhere it was
+// looked for, what to set), or the compiler's first error in the user's own text, at most 15 lines.
+Cubin compile_cubin(const KernelSource& source, const std::string& arch);
+// The same past the cache, for measuring.
+Cubin compile_cubin_uncached(const KernelSource& source, const std::string& arch);
+
+// Compiles `text` to a shared library with the host compiler and returns dlsym(entry). The library
+// stays loaded. `variant_name` is for errors. Throws Error as above.
+void* compile_host(const std::string& text, const std::string& entry,
+                   const std::string& variant_name);
+
+// The C++ text that defines `namespace plait { struct/using Variant }` for `variant`, with #line
+// directives into user sources; used by both of the above.
+std::string variant_source(const Variant& variant);
+// The functors that a part defines, by name.
+std::vector<std::string> functors_of(const VariantPart& part);
+
+// Every configuration that plait ships for an architecture, in one list (shipped.cc).
+std::vector<KernelSource> shipped_kernels(const std::string& arch);
+std::vector<std::string> shipped_architectures();
+
+std::string cache_dir();                     // "" if no folder can be written
+long long clear_cache();                     // removes artefacts, returns how many
+
+}  // namespace plait::jit
