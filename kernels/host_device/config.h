@@ -55,8 +55,17 @@ struct Params {
   float sm_scale;
   Visibility visible;
   int padding = 0;
+  i64 num_kv_rows;          // affine: rows of k and v, where TMA stops reading; else unused
 };
 static_assert(sizeof(Params) % 8 == 0, "VariantCall appends 8-byte slots");
+
+// The argument of a kernel (the sm90 template puts its tensor maps in front). V::Params takes an
+// 8-byte slot for each parameter.
+template <class V>
+struct VariantCall {
+  Params params;
+  typename V::Params variant;
+};
 
 // How many packed rows of whole tokens fit a tile; a group larger than the tile is split.
 PLAIT_HD int rows_per_tile(int tile_q, int group_size) {

@@ -34,7 +34,7 @@ PLAIT_HD float from_float<float>(float x) {
 }
 template <>
 PLAIT_HD Bfloat16 from_float<Bfloat16>(float x) {
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800  // before it there is no such instruction
   unsigned short y;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
   return {y};
