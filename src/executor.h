@@ -61,14 +61,17 @@ struct AppendParams {
   int num_tokens, num_kv_heads, head_dim_qk, head_dim_vo, block_size;
   Dtype dtype;
   bool affine;
-  const void* slots;                    // null: by batch index and position
+  const void* slots;                    // null: by batch index and position. -1: token is skipped
+  bool slots_on_host;                   // else everything is on the tensors' device. Host index arrays
+                                        //   always come as int64 slots, checked against the cache
   int slots_bytes;
   long long slots_stride;
   const void *batch_indices, *positions;
   int batch_indices_bytes, positions_bytes;
   long long batch_indices_stride, positions_stride;
-  BlockTable table;                     // list i of the table belongs to request i; affine:
-                                        //   list_begin (stride_list 1) holds each request's first row
+  BlockTable table;                     // of request i: starts at entry stride_list * (list_begin ?
+                                        //   list_begin[i] : i); affine: list_begin (stride_list 1)
+                                        //   holds each request's first row
 };
 void cpu_merge_states(const MergeParams& params);
 void cpu_append_kv(const AppendParams& params);

@@ -19,7 +19,8 @@ struct Bounds {
   int requests = 0;
   int query_tokens = 0;   // a step
   int keys = 0;           // a request
-  long long total_pages = 0;  // host page tables of one step; 0: requests * ceil(keys / page_size)
+  long long total_pages = 0;  // host page tables of one step;
+                              //   0: requests * (ceil(keys / page_size) + num_levels - 1)
   int max_q_len = 0;      // a request; 0: query_tokens. 1: decode only
   bool operator==(const Bounds&) const = default;
 };

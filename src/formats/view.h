@@ -23,10 +23,18 @@ struct FormatView {
   long long max_block = -1;
   std::string max_block_place;
   int num_query_tokens = 0;
+  // By request: keys over all levels, and 1 + the last level that covers it (composed only).
+  std::vector<int> request_kv_len, request_level;
 };
 
+// How many entries the `indices` of all levels together hold at most, within `bounds`: what an
+// executor reserves for host tables. 0 for ragged formats.
+long long max_host_pages(const KvFormat& format, const Bounds& bounds);
+
 // Checks `batch` against format and bounds and fills `out`, using its memory again. Throws
-// ArgumentError naming array, place and value; `out` is then unspecified.
+// ArgumentError naming array, place and value; `out` is then unspecified. Row blocks without tokens
+// are left out, and their tables are not read; a level has at most bounds.requests row blocks.
+// Tokens that no level covers are in one more row block without keys each, in the last level.
 void make_view(const KvFormat& format, const Bounds& bounds, const Batch& batch,
                const Device& device, FormatView& out);
 
