@@ -29,8 +29,8 @@ struct VariantPart {
 
 struct Variant {
   Visibility visible;
-  std::vector<VariantPart> parts;  // applied in order; no two may define the same functor
-  std::string name() const;        // "causal|soft_cap"
+  std::vector<VariantPart> parts;  // no two may define the same functor, but logits_mask
+  std::string name() const;        // "causal|soft_cap"; "full" if there is nothing to say
   bool use_softmax() const;
   bool operator==(const Variant&) const = default;
 };
@@ -39,12 +39,21 @@ Variant full();
 Variant causal();
 Variant sliding_window(int window_left, int sink_tokens = 0);  // throws on negative values
 Variant soft_cap(float cap);  // cap * tanh(sm_scale * q.k / cap); throws unless cap > 0
-// User code: `source` defines `struct struct_name` (host_device/variant.h). Throws if it defines
-// none of the six functors, or if a parameter is no C++ identifier.
+// User code: `source` defines `struct struct_name` with any of the six functors, as
+// kernels/host_device/variant.h says:
+//   custom("bias", "Bias", R"(struct Bias {
+//     PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float logit) {
+//       return logit + p.bias;
+//     }
+//   };)", {{"bias", VariantParam::kFloat, 0.5}});
+// `Params` is written from `params`: a float, an int or a const float* each, by name. Throws if
+// `source` defines no functor, misspells one or defines Params itself, and if a name is no C++
+// identifier or stands twice.
 Variant custom(const std::string& name, const std::string& struct_name, const std::string& source,
                std::vector<VariantParam> params, bool use_softmax = true);
-// Both at once: keys visible to both; the functors of both. Throws if two parts define the same
-// functor, or if softmax and no softmax meet.
+// Both at once: keys visible to both; the functors of both, a's first. Throws if two parts define the
+// same functor (but logits_mask: a key must pass both) or a parameter of the same name, if softmax
+// and no softmax meet, or if no single window with sink tokens describes both windows.
 Variant operator|(const Variant& a, const Variant& b);
 
 // Value of a parameter for one run.

@@ -4,15 +4,27 @@
 // follow it.
 //
 // A variant is a struct with any of these static members; the presence of a name is what counts:
-//   struct Params { float x; const float* t; };           // 8-byte slots in declaration order
-//   static constexpr bool kUseSoftmax = false;             // weights are the logits themselves
 //   template <class Row> void query_transform(const Params&, const RowContext&, Row&);
 //   template <class Row> void key_transform(const Params&, const RowContext&, Row&);
 //   template <class Row> void value_transform(const Params&, const RowContext&, Row&);
 //   float logits_transform(const Params&, const LogitContext&, float logit);  // sm_scale * q.k
 //   bool logits_mask(const Params&, const LogitContext&);                      // false: hidden
 //   float output_transform(const Params&, const OutputContext&, float value);
+//   static constexpr bool kUseSoftmax = false;  // weights are the logits themselves
 // Functions are declared PLAIT_HD static. Row is described in host_device/row.h.
+//
+// `Params` is written for the user from the parameters that the variant declares, and is visible
+// where the functors are: parameters {"bias", kFloat}, {"slopes", kTensor} give
+//   struct Params { alignas(8) float bias; alignas(8) const float* slopes; };
+// one 8-byte slot each, in order; a tensor is float32 and contiguous. kUseSoftmax too may be left to
+// the declaration (plait/variant.h). So a whole variant reads
+//   struct AlibiLike {
+//     PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float logit) {
+//       return logit + p.bias + p.slopes[c.qo_head] * (c.k_pos - c.q_pos);
+//     }
+//   };
+// The text is compiled inside a namespace of its own within plait; its #include lines are moved out
+// in front of it. Only built-in variants (host_device/variants/) write their Params themselves.
 #pragma once
 #include "host_device/base.h"
 
@@ -51,6 +63,23 @@ struct VariantTraits {
   }
   static constexpr bool kUseSoftmax = use_softmax();
 };
+
+template <class V>
+constexpr bool defines_a_functor() {
+  using Traits = VariantTraits<V>;
+  return Traits::kHasQueryTransform || Traits::kHasKeyTransform || Traits::kHasValueTransform ||
+         Traits::kHasLogitsTransform || Traits::kHasLogitsMask || Traits::kHasOutputTransform;
+}
+
+// Whether kUseSoftmax, if V defines it, is what the variant was declared with.
+template <class V>
+constexpr bool agrees_on_softmax(bool declared) {
+  if constexpr (requires { V::kUseSoftmax; }) {
+    return V::kUseSoftmax == declared;
+  } else {
+    return true;
+  }
+}
 
 // The variant without functors: plain softmax attention; visibility alone tells full, causal and
 // window apart.

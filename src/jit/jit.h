@@ -1,10 +1,12 @@
-// Run-time compilation: assemble one readable source, look in the disk cache, compile (NVRTC for the
-// GPU, the host compiler for custom variants on the CPU), hand back the artefact. Needs no GPU.
+// Run-time compilation: assemble one readable source, look in the disk cache, compile (NVRTC for
+// the GPU, the host compiler for custom variants on the CPU), hand back the artefact. Needs no GPU.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "host_device/config.h"
+#include "plait/jit.h"
 #include "plait/variant.h"
 
 namespace plait::jit {
@@ -16,23 +18,33 @@ struct KernelSource {
   std::string entry;         // the extern "C" function
   std::string text;
   int num_threads = 0;
-  int smem_bytes = 0;        // dynamic shared memory of a launch
+  int smem_bytes = 0;  // dynamic shared memory of a launch
 };
 
 // kernels/plain.cuh and kernels/sm90/attention.cuh with a config and a variant.
 KernelSource assemble_attention(const KernelConfig& config, const Variant& variant);
 
+// kernels/<name>.cuh, a kernel that knows no variant: its device function plait::<name>, a template
+// over the dtype if one is given, called with one `const call_type&`:
+//   extern "C" __global__ void plait_<name>(const __grid_constant__ call_type call) {
+//     <name><Dtype::kBfloat16>(call);
+//   }
+KernelSource assemble_utility(const std::string& name, std::optional<Dtype> dtype,
+                              const std::string& call_type, int num_threads);
+
 struct KernelResources {
   int registers = 0, stack_bytes = 0, spill_bytes = 0;  // spill stores + loads
+  int smem_bytes = 0;                                   // static
 };
 struct Cubin {
   std::string bytes;
   KernelResources resources;
-  double seconds = 0;        // NVRTC's time when it was compiled
+  double seconds = 0;  // NVRTC's time when it was compiled
   bool from_cache = false;
 };
-// arch: "75", "80", "86", "89", "90a", "100", "120". Throws Error: NVRTC not found (everywhere it was
-// looked for, what to set), or the compiler's first error in the user's own text, at most 15 lines.
+// arch: "75", "80", "86", "89", "90a", "100", "120". Throws Error: NVRTC not found (everywhere it
+// was looked for, what to set), or the compiler's first error in the user's own text, at most 15
+// lines.
 Cubin compile_cubin(const KernelSource& source, const std::string& arch);
 // The same past the cache, for measuring.
 Cubin compile_cubin_uncached(const KernelSource& source, const std::string& arch);
@@ -48,11 +60,8 @@ std::string variant_source(const Variant& variant);
 // The functors that a part defines, by name.
 std::vector<std::string> functors_of(const VariantPart& part);
 
-// Every configuration that plait ships for an architecture, in one list (shipped.cc).
+// Every configuration that plait ships for an architecture of shipped_architectures(), in one list
+// (shipped.cc).
 std::vector<KernelSource> shipped_kernels(const std::string& arch);
-std::vector<std::string> shipped_architectures();
-
-std::string cache_dir();                     // "" if no folder can be written
-long long clear_cache();                     // removes artefacts, returns how many
 
 }  // namespace plait::jit

@@ -1,0 +1,16 @@
+// Soft cap: logits are bounded smoothly to (-cap, cap), cap * tanh(logit / cap). Gemma 2, Grok.
+#pragma once
+#include "host_device/variant.h"
+
+namespace plait {
+
+struct SoftCap {
+  struct Params {
+    alignas(8) float cap;  // > 0, in units of sm_scale * q.k
+  };
+  PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float logit) {
+    return p.cap * tanh(logit / p.cap);
+  }
+};
+
+}  // namespace plait
