@@ -1,0 +1,75 @@
+// How a final row leaves a kernel: output_transform, conversion, stores that need no alignment.
+// Shared by the epilogues, the merge and the padding rows of every kernel.
+#pragma once
+#include "host_device/config.h"
+#include "host_device/convert.h"
+#include "host_device/variant.h"
+
+namespace plait {
+
+PLAIT_DEVICE i64 out_offset(const RowStrides& stride, int token, int head) {
+  return token * stride.token + head * stride.head;
+}
+
+// Four consecutive elements at `address`: one store where it is aligned for that.
+template <class T>
+PLAIT_DEVICE void store4(T* address, const float (&x)[4]) {
+  struct alignas(4 * sizeof(T)) Four {
+    T x[4];
+  };
+  const Four four{{from_float<T>(x[0]), from_float<T>(x[1]), from_float<T>(x[2]),
+                   from_float<T>(x[3])}};
+  if (reinterpret_cast<unsigned long long>(address) % sizeof(Four) == 0) {
+    *reinterpret_cast<Four*>(address) = four;
+  } else {
+    for (int i = 0; i < 4; ++i) address[i] = four.x[i];
+  }
+}
+
+// Elements dim ... dim + 3 of the final row (token, qo_head), normalised. `empty`: the row saw no
+// key, so that it is 0 whatever the variant does to outputs.
+template <KernelConfig kConfig, class V>
+PLAIT_DEVICE void store_out4(const Params& params, const typename V::Params& variant,
+                             const PlanView& plan, int token, int qo_head, int dim, bool empty,
+                             const float (&x)[4]) {
+  float y[4] = {x[0], x[1], x[2], x[3]};
+  if constexpr (VariantTraits<V>::kHasOutputTransform) {
+    const int request = plan.token_request[token], q_pos = plan.token_position[token];
+    for (int i = 0; i < 4; ++i) {
+      if (!empty) {
+        y[i] = V::output_transform(variant, OutputContext{request, q_pos, qo_head, dim + i}, y[i]);
+      }
+    }
+  }
+  using Out = Storage<kConfig.dtype_out>;
+  store4(static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head) + dim, y);
+}
+
+// Natural logarithm. Without softmax there is no LSE, and none is written.
+template <class V>
+PLAIT_DEVICE void store_lse(const Params& params, int token, int qo_head, float lse) {
+  if constexpr (VariantTraits<V>::kUseSoftmax) {
+    if (params.lse != nullptr) params.lse[out_offset(params.lse_stride, token, qo_head)] = lse;
+  }
+}
+
+// Rows of q, out and lse beyond the plan's tokens are padding: (0, -inf). Called by `num_threads`
+// threads of every CTA (multiples of 32), a warp a row, spread over the grid.
+template <KernelConfig kConfig, class V>
+PLAIT_DEVICE void store_padding_rows(const Params& params, const PlanView& plan, int thread,
+                                     int num_threads) {
+  const int num_warps = num_threads / 32, lane = thread % 32;
+  const i64 num_rows = static_cast<i64>(params.num_rows - plan.num_tokens) * params.num_qo_heads;
+  for (i64 i = static_cast<i64>(blockIdx.x) * num_warps + thread / 32; i < num_rows;
+       i += static_cast<i64>(gridDim.x) * num_warps) {
+    const int token = plan.num_tokens + static_cast<int>(i / params.num_qo_heads);
+    const int qo_head = static_cast<int>(i % params.num_qo_heads);
+    using Out = Storage<kConfig.dtype_out>;
+    Out* row = static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head);
+    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int dim = 4 * lane; dim < kConfig.head_dim_vo; dim += 128) store4(row + dim, zeros);
+    if (lane == 0) store_lse<V>(params, token, qo_head, kNegInf);
+  }
+}
+
+}  // namespace plait
