@@ -30,7 +30,22 @@ PLAIT_HD float exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  return __builtin_exp2f(x);
+  // Inline arithmetic instead of a call, so that loops over a functor vectorise; within 2
+  // roundings. 2^n is made from the bits of x + 1.5 * 2^23, whose low bits hold n = round(x).
+  const float shifted = x + 12582912.0f;
+  const float f = x - (shifted - 12582912.0f);
+  float y = 1.5345853e-4f;
+  y = y * f + 1.3399931e-3f;
+  y = y * f + 9.6184891e-3f;
+  y = y * f + 5.5503286e-2f;
+  y = y * f + 2.4022646e-1f;
+  y = y * f + 6.9314718e-1f;
+  y = y * f + 1.0f;
+  const unsigned exponent = __builtin_bit_cast(unsigned, shifted) << 23;  // n, in its place
+  const float half_power = __builtin_bit_cast(float, exponent + (126u << 23));
+  return x < -125.0f   ? 0.0f
+         : x >= 128.0f ? kInf
+                       : (y + y) * half_power;  // no denormals, like the GPU
 #endif
 }
 
@@ -49,17 +64,17 @@ PLAIT_HD float exp(float x) { return exp2(x * kLog2e); }
 // tanh to a few float32 roundings, relative to the result, without overflow. (tanh.approx is off by
 // 2^-11: times a soft cap of 50 that is 2 % of a weight.)
 PLAIT_HD float tanh(float x) {
-#if defined(__CUDA_ARCH__)
   const float x2 = x * x;
-  if (x2 < 0.0625f) {  // Taylor: 1 - exp would cancel here; the next term is below 1e-8 of x
-    return x + x * x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315 + x2 * (62.0f / 2835))));
-  }
+  // Taylor near 0, where 1 - exp would cancel; the next term is below 1e-8 of x.
+  const float taylor =
+      x + x * x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315 + x2 * (62.0f / 2835))));
   const float e = exp2(-2.0f * kLog2e * (x < 0.0f ? -x : x));
+#if defined(__CUDA_ARCH__)
   const float y = __fdividef(1.0f - e, 1.0f + e);
-  return x < 0.0f ? -y : y;
 #else
-  return __builtin_tanhf(x);
+  const float y = (1.0f - e) / (1.0f + e);
 #endif
+  return x2 < 0.0625f ? taylor : x < 0.0f ? -y : y;
 }
 
 }  // namespace plait
