@@ -1,0 +1,76 @@
+// Writes new tokens' K and V into a paged or ragged cache, by slot or by batch index and position.
+// A copy of rows: one warp takes a row of K or V of one (token, head), in units of 16 bytes where
+// pointers and strides allow it, else element by element.
+#pragma once
+#include "host_device/kv_address.h"
+#include "host_device/utility_calls.h"
+
+namespace plait {
+
+// Where token `i` goes; block -1: nowhere.
+PLAIT_DEVICE KeySlot append_slot(const AppendKvCall& call, int i) {
+  if (call.slots != nullptr) {
+    const i64 slot = load_index(call.slots, call.slots_bytes, i * call.slots_stride);
+    if (slot < 0) return {-1, 0};
+    if (call.affine) return {slot, 0};
+    const i64 block = slot / call.block_size;
+    return {block, static_cast<int>(slot - block * call.block_size)};
+  }
+  const i64 request =
+      load_index(call.batch_indices, call.batch_indices_bytes, i * call.batch_indices_stride);
+  if (request < 0) return {-1, 0};
+  const i64 position = load_index(call.positions, call.positions_bytes, i * call.positions_stride);
+  const BlockTable& table = call.table;
+  const i64 list =
+      table.list_begin != nullptr
+          ? load_index(table.list_begin, table.list_begin_bytes, request)
+          : request;
+  const i64 first = list * table.stride_list;
+  return key_slot(table, first, call.block_size, static_cast<int>(position));
+}
+
+template <class Unit>
+PLAIT_DEVICE void copy_row(char* to, const char* from, int bytes, int lane) {
+  const int num_units = bytes / static_cast<int>(sizeof(Unit));
+  for (int i = lane; i < num_units; i += 32) {
+    reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
+  }
+}
+
+PLAIT_DEVICE void copy_row(char* to, const char* from, int bytes, int unit, int lane) {
+  struct alignas(16) Unit16 {
+    unsigned x[4];
+  };
+  if (unit == 16) {
+    copy_row<Unit16>(to, from, bytes, lane);
+  } else if (unit == 4) {
+    copy_row<unsigned>(to, from, bytes, lane);
+  } else if (unit == 2) {
+    copy_row<unsigned short>(to, from, bytes, lane);
+  } else {
+    copy_row<char>(to, from, bytes, lane);
+  }
+}
+
+// Any grid of whole warps.
+PLAIT_DEVICE void append_kv(const AppendKvCall& call) {
+  const int lane = threadIdx.x % 32;
+  const i64 num_warps = static_cast<i64>(gridDim.x) * (blockDim.x / 32);
+  const i64 first = static_cast<i64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
+  const i64 num_rows = static_cast<i64>(call.num_tokens) * call.num_kv_heads;
+  for (i64 row = first; row < num_rows; row += num_warps) {
+    const int token = static_cast<int>(row / call.num_kv_heads);
+    const int head = static_cast<int>(row % call.num_kv_heads);
+    const KeySlot slot = append_slot(call, token);
+    if (slot.block < 0) continue;
+    const bool affine = call.affine != 0;
+    copy_row(call.k_cache + key_offset(call.k_stride, slot, head, affine),
+             call.k_new + token * call.k_new_stride.token + head * call.k_new_stride.head,
+             call.k_row_bytes, call.k_unit, lane);
+    copy_row(call.v_cache + key_offset(call.v_stride, slot, head, affine),
+             call.v_new + token * call.v_new_stride.token + head * call.v_new_stride.head,
+             call.v_row_bytes, call.v_unit, lane);
+  }
+}
+
+}  // namespace plait
