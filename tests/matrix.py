@@ -1,0 +1,157 @@
+"""The cases of test_attention.py, on every device: every format with every variant, and around that
+directed lists of sizes, heads, splits and padding. The full product would be a million cases; the
+other axes are dealt evenly from shuffled decks with fixed seeds, so the list never changes.
+"""
+
+import itertools
+import random
+
+from harness import DEVICE_FORMATS, FORMATS, Case
+from variants import VARIANTS
+
+DTYPES = ("bfloat16", "float16", "float32")
+DIMS = ((8, 8), (40, 40), (64, 64), (128, 128), (192, 128), (256, 256))
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 130)
+SIZES = (0, 1, 63, 64, 65, 127, 128, 129)
+
+
+def deck(values, seed):
+    """Deals `values` over and over, each round shuffled."""
+    rng, values = random.Random(seed), list(values)
+    while True:
+        rng.shuffle(values)
+        yield from values
+
+
+class Limits:
+    """What a kernel takes; the cases are dealt within it, none is skipped."""
+
+    def __init__(self, dtypes=DTYPES, dims=DIMS, custom=((64, 64, "bfloat16"), (128, 128, "float16"),
+                                                         (40, 40, "float32")), formats=FORMATS):
+        self.dtypes, self.dims, self.formats = dtypes, dims, formats
+        self.custom = custom  # (d_qk, d_vo, dtype) of compiled variants: each is a compilation
+
+
+EVERY = Limits()
+EVERY_CUDA = Limits(formats=FORMATS | DEVICE_FORMATS)
+SM90A = Limits(("bfloat16", "float16"), ((128, 128),),
+               ((128, 128, "bfloat16"), (128, 128, "float16")), FORMATS | DEVICE_FORMATS)
+
+
+def formats_and_variants(limits, seed=1):
+    dtypes, dims = deck(limits.dtypes, seed), deck(limits.dims, seed + 1)
+    custom = deck(limits.custom, seed + 2)
+    lengths = deck(["zeros", "decode", "decode", "tiles", "prefill", "extend", "primes", "mixed",
+                    "long"], seed + 3)
+    heads = deck([(1, 4), (2, 1), (2, 4), (3, 2), (1, 8), (2, 3)], seed + 4)
+    flags = deck(list(itertools.product((0, 3), (False, True), (True, False))), seed + 5)
+    for format, variant in itertools.product(limits.formats, VARIANTS):
+        d_qk, d_vo, dtype = (next(custom) if VARIANTS[variant].custom
+                             else (*next(dims), next(dtypes)))
+        if limits.formats[format].joint and d_qk != d_vo:
+            d_qk = d_vo
+        kv_heads, group = next(heads)
+        padding, strided, given = next(flags)
+        yield Case(format, variant, next(lengths), dtype, d_qk, d_vo if d_vo != d_qk else 0,
+                   kv_heads, group, padding, strided, given_out=given)
+
+
+def heads_and_dims(limits, seed=11):
+    """Every group size with every head dim: decode, a few tokens, rows that see nothing."""
+    dtypes = deck(limits.dtypes, seed)
+    formats = deck(["csr_p16", "ragged", "slots", "padded_p3_hnd_joint", "shared_p16"], seed + 1)
+    variants = deck(["causal", "full", "window17", "soft_cap"], seed + 2)
+    for group, (d_qk, d_vo) in itertools.product(GROUPS, limits.dims):
+        format = next(formats)
+        if FORMATS[format].joint and d_qk != d_vo:
+            format = "csr_p16"
+        yield Case(format, next(variants), ((5, 77), (1, 130), (3, 0), (2, 1), (1, 64)), next(dtypes),
+                   d_qk, d_vo if d_vo != d_qk else 0, 1 if group > 16 else 2, group)
+
+
+def sizes(limits, seed=21):
+    """Every q_len with every kv_len around the tiles, 64 and 128; groups that fill a tile unevenly."""
+    dims, dtypes = deck(limits.dims[-3:-2] or limits.dims, seed), deck(limits.dtypes, seed + 1)
+    for variant, format in (("causal", "ragged"), ("full", "csr_p64_strided"),
+                            ("window_sinks", "csr_p16"), ("window17", "shared_p1_hnd")):
+        for q_len, group in zip(SIZES, (1, 8, 1, 2, 3, 1, 2, 5)):
+            d_qk, d_vo = next(dims)
+            lengths = tuple((q_len, kv_len) for kv_len in (*SIZES, 191, 257))
+            yield Case(format, variant, lengths, next(dtypes), d_qk, 0 if d_qk == d_vo else d_vo, 1,
+                       group)
+
+
+def splits(limits, seed=31):
+    """Few long rows over many CTAs: partial states, merge lists, more than one level."""
+    dims, dtypes = deck(limits.dims, seed), deck(limits.dtypes, seed + 1)
+    variants = deck(["causal", "full", "window_sinks", "soft_cap", "window_not_causal"], seed + 2)
+    formats = deck(["csr_p16", "csr_p1", "ragged_gaps", "slots", "shared_p16", "padded_p64_hnd"],
+                   seed + 3)
+    for lengths, (kv_heads, group), scheduler in itertools.product(
+            (((1, 4999),), ((1, 2500), (1, 1), (0, 7), (2, 3000)), ((40, 3000), (1, 2111))),
+            ((1, 1), (2, 4), (1, 130)), ("auto", "lpt")):
+        d_qk, d_vo = next(dims)
+        if group == 130:
+            d_qk = d_vo = min(d_qk, d_vo)
+        yield Case(next(formats), next(variants), lengths, next(dtypes), d_qk,
+                   0 if d_qk == d_vo else d_vo, kv_heads, group, max_ctas=12, scheduler=scheduler,
+                   padding=2)
+
+
+def must_split(limits):
+    """Batches that no plan may leave whole: one request, 12 CTAs."""
+    d_qk, d_vo = limits.dims[len(limits.dims) // 2]
+    for format, variant, dtype in (("csr_p16", "causal", limits.dtypes[0]),
+                                   ("ragged", "full", limits.dtypes[-1]),
+                                   ("csr_p1", "soft_cap", limits.dtypes[0])):
+        yield Case(format, variant, ((1, 20000),), dtype, d_qk, 0 if d_qk == d_vo else d_vo, 1, 8,
+                   max_ctas=12, split=True)
+    d_qk, d_vo, dtype = limits.custom[0]
+    for variant in ("sigmoid", "output_gain", "everything"):
+        yield Case("csr_p16", variant, ((1, 20000), (3, 900)), dtype, d_qk, 0, 1, 8, max_ctas=12,
+                   split=True)
+
+
+def decode_only(limits, seed=41):
+    """Bounds with max_q_len 1: the small kernel where there is one."""
+    dims, dtypes = deck(limits.dims, seed), deck(limits.dtypes, seed + 1)
+    groups = deck(GROUPS, seed + 2)
+    for format, variant in itertools.product(
+            ("ragged", "ragged_gaps", "csr_p1", "csr_p16", "padded_p64_hnd", "slots", "shared_p16"),
+            ("causal", "window17", "soft_cap")):
+        d_qk, d_vo = next(dims)
+        group = next(groups)
+        yield Case(format, variant, "decode", next(dtypes), d_qk,
+                   0 if d_qk == d_vo else d_vo, 1 if group > 16 else 2, group, decode_only=True)
+
+
+def scales(limits):
+    """sm_scale given, and logits large enough to overflow a softmax that subtracts no maximum."""
+    d_qk, d_vo = limits.dims[len(limits.dims) // 2]
+    d_vo = 0 if d_qk == d_vo else d_vo
+    for sm_scale, scale_q in ((0.3, 1.0), (1e-3, 1.0), (None, 60.0), (2.0, 20.0)):
+        yield Case("csr_p16", "causal", "extend", limits.dtypes[0], d_qk, d_vo, sm_scale=sm_scale,
+                   scale_q=scale_q)
+
+
+def none_at_all(limits):
+    """Batches with nothing in them."""
+    d_qk, d_vo = limits.dims[0]
+    for format in limits.formats:
+        for lengths, padding in (("none", 0), ("none", 3), (((0, 0), (0, 0)), 0), (((0, 40),), 1),
+                                 (((4, 0), (1, 0)), 0)):
+            yield Case(format, "causal", lengths, limits.dtypes[0], d_qk,
+                       0 if d_qk == d_vo else d_vo, padding=padding)
+
+
+LISTS = (formats_and_variants, heads_and_dims, sizes, splits, must_split, decode_only, scales,
+         none_at_all)
+
+
+def cases(limits):
+    """All cases, each once, with the list each comes from."""
+    seen = {}
+    for make in LISTS:
+        for case in make(limits):
+            seen.setdefault(str(case), (make.__name__, case))
+    return list(seen.values())
