@@ -45,7 +45,7 @@ enum class Scheduler {
 
 // One way to cut the batch, as scored.
 struct PlanCandidate {
-  std::string name;        // "algorithm_1", "equalised", "equal_shares"
+  std::string name;        // "equal_shares", "unsplit", "algorithm_1", "equalised"
   int chunk = 0;           // keys a chunk; 0: not chunked
   int num_items = 0;
   int num_partial_rows = 0;

@@ -1,0 +1,125 @@
+// The figures of the planner for `plait bench plan` and `plait bench balance`.
+#include "plait/bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <numeric>
+
+#include "formats/view.h"
+#include "plait/plan.h"
+
+namespace plait {
+namespace {
+
+constexpr int kGroupSize = 4, kNumKvHeads = 8, kPageSize = 16, kTileQ = 64;
+
+// An H200 by notes of measurements: 512 bytes a key and kv head (head_dim 128, 16 bits) at
+// 4.2 TB/s over all CTAs; about 1 us to write, announce and merge a partial tile.
+PlanTarget decode_target(int num_ctas) {
+  PlanTarget target;
+  target.num_ctas = num_ctas;
+  target.tile_kv = 64;
+  target.group_size = kGroupSize;
+  target.num_kv_heads = kNumKvHeads;
+  target.num_shapes = 1;
+  target.shapes[0] = {.tile_q = kTileQ,
+                      .key_split = 2,
+                      .fixed_us = 0.5f,
+                      .us_per_key = 512 / 4.2e6f * static_cast<float>(num_ctas)};
+  target.merge_us = 1.0f;
+  target.max_partial_rows = 2 * num_ctas * kTileQ;
+  target.min_split_keys = 256;
+  return target;
+}
+
+BsrView decode_view(const std::vector<int>& kv_len) {
+  BsrView view;
+  view.num_requests = static_cast<int>(kv_len.size());
+  i64 first_block = 0;
+  for (int i = 0; i < view.num_requests; ++i) {
+    view.row_blocks.push_back({.first_block = first_block,
+                               .first_token = i,
+                               .num_tokens = 1,
+                               .kv_len = kv_len[i],
+                               .kv_pos_begin = 0,
+                               .level = 0});
+    view.token_request.push_back(i);
+    view.token_position.push_back(kv_len[i] - 1);
+    first_block += (kv_len[i] + kPageSize - 1) / kPageSize;
+  }
+  return view;
+}
+
+struct Times {
+  double median_us, smallest_us;
+};
+
+template <class Work>
+Times time_of(Work work) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> us;
+  const Clock::time_point begin = Clock::now();
+  const auto elapsed_us = [](Clock::time_point since) {
+    return std::chrono::duration<double, std::micro>(Clock::now() - since).count();
+  };
+  for (int i = 0; i < 3; ++i) work();
+  while (us.size() < 21 || (us.size() < 2001 && elapsed_us(begin) < 2e5)) {
+    const Clock::time_point start = Clock::now();
+    work();
+    us.push_back(elapsed_us(start));
+  }
+  std::sort(us.begin(), us.end());
+  return {us[us.size() / 2], us[0]};
+}
+
+}  // namespace
+
+std::vector<BenchRow> bench_plan() {
+  std::vector<BenchRow> rows;
+  const auto add = [&](const std::string& name, const std::string& what, const Times& times) {
+    rows.push_back({name, what + ", median", times.median_us, "us"});
+    rows.push_back({name, what + ", smallest", times.smallest_us, "us"});
+  };
+  const Visibility causal{.causal = 1};
+  for (const int num_ctas : {132, 264}) {
+    const PlanTarget target = decode_target(num_ctas);
+    for (const int batch : {1, 16, 256, 4096}) {
+      std::vector<int> kv_len(batch);
+      for (int i = 0; i < batch; ++i) kv_len[i] = 37 * i % 8000 + 1;
+      const std::string name =
+          "batch " + std::to_string(batch) + ", " + std::to_string(num_ctas) + " CTAs";
+      Plan plan;
+      const BsrView view = decode_view(kv_len);
+      add(name, "plan", time_of([&] { make_plan(view, causal, target, Scheduler::kAuto, plan); }));
+      rows.push_back({name, "balance", plan.balance(), "busiest / mean"});
+    }
+  }
+  return rows;
+}
+
+std::vector<BenchRow> bench_balance() {
+  const PlanTarget target = decode_target(132);
+  double worst = 0, sum = 0, most_partial_tiles = 0;
+  int worst_b = 0;
+  for (int b = 1; b <= 64; ++b) {
+    const Plan plan = make_plan(decode_view(std::vector<int>(b, 4096)), {.causal = 1}, target);
+    sum += plan.balance();
+    if (plan.balance() > worst) {
+      worst = plan.balance();
+      worst_b = b;
+    }
+    double partial_tiles = 0;
+    for (const WorkItem& item : plan.items) {
+      if (item.partial_row >= 0) partial_tiles += item.num_heads;
+    }
+    most_partial_tiles = std::max(most_partial_tiles, partial_tiles / target.num_ctas);
+  }
+  const std::string name = "b x 4096 keys, b = 1 ... 64, 132 CTAs";
+  return {{name, "worst balance", worst, "busiest / mean"},
+          {name, "worst at b", static_cast<double>(worst_b), "requests"},
+          {name, "mean balance", sum / 64, "busiest / mean"},
+          {name, "most partial tiles", most_partial_tiles, "a CTA"}};
+}
+
+}  // namespace plait

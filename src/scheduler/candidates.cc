@@ -1,0 +1,212 @@
+// The ways to cut row tiles into work items and to spread them over the CTAs: equal shares of the
+// ordered list, and chunks dealt longest first (Algorithm 1 of FlashInfer, Ye et al. 2025,
+// arXiv:2501.01005, and its relatives).
+#include <algorithm>
+#include <cstdint>
+
+#include "scheduler/scheduler.h"
+
+namespace plait::scheduler {
+namespace {
+
+// Longest first deals items; beyond this many a CTA, heads are dealt together. 16 leave an
+// imbalance of a few per cent at most, and the work of dealing stays independent of the heads.
+constexpr i64 kItemsPerCta = 16;
+
+WorkItem make_item(const RowTile& tile, int kv_head_begin, int num_heads, int key_begin,
+                   int key_end, bool partial) {
+  return {.row_block = tile.row_block,
+          .shape = tile.shape,
+          .first_row = tile.first_row,
+          .num_rows = tile.num_rows,
+          .kv_head_begin = kv_head_begin,
+          .num_heads = num_heads,
+          .kv_begin = list_begin(tile, key_begin),
+          .kv_end = list_end(tile, key_end),
+          .partial_row = partial ? 0 : -1,
+          .min_position = tile.min_position,
+          .max_position = tile.max_position};
+}
+
+// One walk along the list, giving every CTA what fits `share_ps`. Returns the cost of what is left
+// over when all CTAs are full.
+template <class TakePiece>
+i64 walk(const std::vector<RowTile>& tiles, const CostModel& model, i64 share_ps,
+         TakePiece take_piece) {
+  const CutRules rules = model.rules;
+  const int num_tiles = static_cast<int>(tiles.size());
+  CutPoint at{0, 0, 0};
+  for (int cta = 0; cta < model.num_ctas; ++cta) {
+    for (i64 budget_ps = share_ps; at.tile < num_tiles;) {
+      const RowTile& tile = tiles[at.tile];
+      const CutPiece piece = next_piece(tile, model.shapes[tile.shape], rules, at, budget_ps);
+      if (piece.num_heads == 0) break;
+      take_piece(cta, tile, at.head, piece);
+      budget_ps -= piece.cost_ps;
+      advance(at, piece, tile.seen(), rules.num_kv_heads);
+    }
+    if (at.tile == num_tiles) return 0;
+  }
+  i64 left_ps = 0;
+  for (int i = at.tile; i < num_tiles; ++i) {
+    const int heads = tiles[i].seen() == 0 ? 1 : rules.num_kv_heads;
+    left_ps += heads * tiles[i].head_ps;
+  }
+  const RowTile& tile = tiles[at.tile];
+  return left_ps - at.head * tile.head_ps - at.key * model.shapes[tile.shape].key_ps;
+}
+
+}  // namespace
+
+void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts) {
+  // The smallest share that serves: from the mean, by what a walk leaves over, until nothing is.
+  // Every CTA can take something of every tile, so the share is at least the smallest piece.
+  i64 total_ps = 0, share_ps = 0;
+  for (const RowTile& tile : tiles) {
+    total_ps += (tile.seen() == 0 ? 1 : model.rules.num_kv_heads) * tile.head_ps;
+    share_ps = std::max(share_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
+  }
+  share_ps = std::max(share_ps, total_ps / model.num_ctas + 1);
+  i64 too_small_ps = 0;
+  const auto nothing = [](int, const RowTile&, int, const CutPiece&) {};
+  for (i64 step_ps = share_ps / 256 + 1;; step_ps += step_ps / 4) {
+    const i64 left_ps = walk(tiles, model, share_ps, nothing);
+    if (left_ps == 0) break;
+    too_small_ps = share_ps;
+    share_ps += std::max(left_ps / model.num_ctas, step_ps);
+  }
+  // The last step may have gone too far; halve it while that is worth a walk.
+  while (too_small_ps > 0 && share_ps - too_small_ps > share_ps / 128) {
+    const i64 middle_ps = too_small_ps + (share_ps - too_small_ps) / 2;
+    (walk(tiles, model, middle_ps, nothing) == 0 ? share_ps : too_small_ps) = middle_ps;
+  }
+
+  cuts.items.clear();
+  cuts.cta.clear();
+  cuts.order.clear();
+  walk(tiles, model, share_ps, [&](int cta, const RowTile& tile, int head, const CutPiece& piece) {
+    cuts.items.push_back(
+        make_item(tile, head, piece.num_heads, piece.key_begin, piece.key_end, piece.partial));
+    cuts.cta.push_back(cta);
+  });
+}
+
+namespace {
+
+// Heads that are dealt together.
+int heads_per_item(size_t num_tiles, const CostModel& model) {
+  const int num_heads = model.rules.num_kv_heads;
+  int heads = 1;
+  while (heads<num_heads&& static_cast<i64>(num_tiles) * ceil_div(num_heads, heads)> kItemsPerCta *
+         model.num_ctas) {
+    heads = std::min(heads * 2, num_heads);
+  }
+  return heads;
+}
+
+// CTAs by load, ties by index, as a heap with the least loaded on top.
+class LeastLoaded {
+ public:
+  LeastLoaded(std::vector<i64>& load, std::vector<int>& heap, int num_ctas)
+      : load_(load), heap_(heap) {
+    load_.assign(num_ctas, 0);
+    heap_.resize(num_ctas);
+    for (int i = 0; i < num_ctas; ++i) heap_[i] = i;
+  }
+  int give(i64 cost_ps) {  // to the least loaded CTA; returns it
+    const int cta = heap_[0];
+    load_[cta] += cost_ps;
+    const int size = static_cast<int>(heap_.size());
+    int i = 0;
+    for (int child = 1; child < size; child = 2 * i + 1) {
+      if (child + 1 < size && before(heap_[child + 1], heap_[child])) ++child;
+      if (!before(heap_[child], cta)) break;
+      heap_[i] = heap_[child];
+      i = child;
+    }
+    heap_[i] = cta;
+    return cta;
+  }
+
+ private:
+  bool before(int a, int b) const { return load_[a] < load_[b] || (load_[a] == load_[b] && a < b); }
+  std::vector<i64>& load_;
+  std::vector<int>& heap_;
+};
+
+}  // namespace
+
+int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model) {
+  const int heads = heads_per_item(tiles.size(), model);
+  i64 keys = 0;
+  for (const RowTile& tile : tiles) keys += tile.seen();
+  keys *= ceil_div(model.rules.num_kv_heads, heads);
+  const i64 chunk = (keys + model.num_ctas - 1) / model.num_ctas;
+  const i64 tile_kv = model.rules.tile_kv;
+  return static_cast<int>(std::clamp<i64>((chunk + tile_kv - 1) / tile_kv * tile_kv,
+                                          model.rules.min_piece, i64{1} << 30));
+}
+
+bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model, int chunk,
+                       bool equalised, int max_partial_rows, Scratch& scratch, Cuts& cuts) {
+  const int num_heads = model.rules.num_kv_heads;
+  const int heads = heads_per_item(tiles.size(), model);
+  const auto chunks_of = [&](const RowTile& tile) {
+    return chunk == 0 ? 1 : num_chunks(tile.seen(), chunk, equalised, model.rules);
+  };
+  i64 partial_rows = 0;
+  for (const RowTile& tile : tiles) {
+    const int chunks = chunks_of(tile);
+    if (chunks > 1 || tile.merged) partial_rows += i64{chunks} * num_heads * tile.num_rows;
+  }
+  if (partial_rows > max_partial_rows) {
+    cuts.num_partial_rows = static_cast<int>(std::min<i64>(partial_rows, i64{1} << 30));
+    return false;
+  }
+
+  cuts.items.clear();
+  scratch.keys.clear();  // sorted: longest first, then by index
+  i64 longest_ps = 1;
+  for (const RowTile& tile : tiles) longest_ps = std::max(longest_ps, heads * tile.head_ps);
+  constexpr std::uint64_t kMaxCost = 0x7fffffffu;
+  int shift = 0;  // of costs, to 31 bits
+  longest_ps += model.rules.merge_ps * heads;
+  while (longest_ps >> shift > static_cast<i64>(kMaxCost)) ++shift;
+  const auto add = [&](const RowTile& tile, int head, int n, int begin, int end, bool partial,
+                       i64 cost_ps) {
+    scratch.keys.push_back((kMaxCost - static_cast<std::uint64_t>(cost_ps >> shift)) << 32 |
+                           cuts.items.size());
+    cuts.items.push_back(make_item(tile, head, n, begin, end, partial));
+  };
+  for (const RowTile& tile : tiles) {
+    const int seen = tile.seen();
+    if (seen == 0) {
+      add(tile, 0, num_heads, 0, 0, false, tile.head_ps);
+      continue;
+    }
+    const int chunks = chunks_of(tile);
+    const bool partial = chunks > 1 || tile.merged;
+    for (int head = 0; head < num_heads; head += heads) {
+      const int n = std::min(heads, num_heads - head);
+      for (int i = 0; i < chunks; ++i) {
+        const int begin = chunk_begin(seen, chunk, i, chunks, equalised, model.rules);
+        const int end = chunk_begin(seen, chunk, i + 1, chunks, equalised, model.rules);
+        add(tile, head, n, begin, end, partial,
+            n * tile_ps(model.shapes[tile.shape], model.rules, end - begin, partial));
+      }
+    }
+  }
+  std::sort(scratch.keys.begin(), scratch.keys.end());
+
+  LeastLoaded ctas(scratch.load, scratch.next, model.num_ctas);
+  cuts.cta.resize(cuts.items.size());
+  cuts.order.resize(cuts.items.size());
+  for (size_t i = 0; i < scratch.keys.size(); ++i) {
+    const int item = static_cast<int>(scratch.keys[i] & 0xffffffffu);
+    cuts.order[i] = item;
+    cuts.cta[item] = ctas.give(static_cast<i64>(kMaxCost - (scratch.keys[i] >> 32)) << shift);
+  }
+  return true;
+}
+
+}  // namespace plait::scheduler

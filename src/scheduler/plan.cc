@@ -1,0 +1,195 @@
+// make_plan: row tiles, then the one loop that cuts, scores and compares, then the Plan.
+// Source of Algorithm 1: FlashInfer (Ye et al., 2025, arXiv:2501.01005).
+#include "plait/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plait/error.h"
+#include "scheduler/scheduler.h"
+
+namespace plait {
+namespace {
+
+using scheduler::CostModel;
+using scheduler::Cuts;
+using scheduler::Score;
+using scheduler::Scratch;
+
+// Candidates this near to the best or to the lower bound are as good: what the model does not see
+// (L2, clocks) is larger. Where several tiles read the same keys, longest first keeps the CTAs on
+// the same keys at the same time, which is worth more.
+constexpr double kNearlyEqual = 0.01, kNearlyEqualSharedKeys = 0.03;
+constexpr double kCloseToBound = 0.03;
+
+struct Recipe {
+  const char* name;
+  bool equal_shares;
+  int chunk;  // of longest first; 0: unsplit
+  bool equalised;
+};
+
+// Modelled time that no plan can be below, unless splits were free: all work / number of CTAs.
+struct Workload {
+  double lower_bound_us;
+  bool keys_are_shared;  // most of the work is in row blocks of several tiles (prefill)
+  int longest_keys;
+};
+
+Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
+  i64 total_ps = 0, shared_ps = 0;
+  int longest_keys = 0;
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const i64 ps = tiles[i].head_ps * (tiles[i].seen() == 0 ? 1 : model.rules.num_kv_heads);
+    total_ps += ps;
+    longest_keys = std::max(longest_keys, tiles[i].seen());
+    const int block = tiles[i].row_block;
+    if ((i > 0 && tiles[i - 1].row_block == block) ||
+        (i + 1 < tiles.size() && tiles[i + 1].row_block == block)) {
+      shared_ps += ps;
+    }
+  }
+  return {total_ps * 1e-6 / model.num_ctas, shared_ps * 2 > total_ps, longest_keys};
+}
+
+// Candidates in the order of preference; the loop may stop before the last. Returns how many.
+int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Workload& workload,
+            Scheduler scheduler, Recipe (&out)[8]) {
+  int n = 0;
+  int chunk = scheduler::algorithm_1_chunk(tiles, model);
+  if (scheduler == Scheduler::kLpt) {
+    out[n++] = {"algorithm_1", false, chunk, false};
+    return n;
+  }
+  const Recipe unsplit{"unsplit", false, 0, false};
+  if (workload.keys_are_shared) out[n++] = unsplit;
+  out[n++] = {"equal_shares", true, 0, false};
+  if (!workload.keys_are_shared) out[n++] = unsplit;
+  if (chunk < workload.longest_keys) out[n++] = {"algorithm_1", false, chunk, false};
+  for (int i = 0; i < 2; ++i) {
+    chunk = std::max(round_up(chunk / 2, model.rules.tile_kv), model.rules.min_piece);
+    if (chunk < workload.longest_keys) out[n++] = {"equalised", false, chunk, true};
+  }
+  return n;
+}
+
+// True if `a` is to be taken rather than `b`: faster, where splitting must be worth `nearly_equal`.
+bool better(const PlanCandidate& a, const PlanCandidate& b, double nearly_equal) {
+  const double margin = 1 + nearly_equal;
+  if (a.num_partial_rows > b.num_partial_rows) return a.makespan_us * margin < b.makespan_us;
+  if (a.num_partial_rows < b.num_partial_rows) return a.makespan_us < b.makespan_us * margin;
+  return a.makespan_us < b.makespan_us;
+}
+
+// Puts the items of each CTA one after the other. Where the batch has both small (memory-bound) and
+// large (compute-bound) tiles and they were dealt longest first, as many CTAs start with the small
+// ones as their part of the work is, so that the two kinds run side by side from the start.
+void write_items(const Cuts& cuts, const CostModel& model, Scratch& scratch, Plan& plan) {
+  const int num_items = static_cast<int>(cuts.items.size());
+  std::vector<int>& indptr = plan.cta_item_indptr;
+  indptr.assign(model.num_ctas + 1, 0);
+  for (const int cta : cuts.cta) ++indptr[cta + 1];
+  for (int cta = 0; cta < model.num_ctas; ++cta) indptr[cta + 1] += indptr[cta];
+  plan.items.resize(num_items);
+  if (cuts.order.empty()) {  // list order is CTA order already
+    std::copy(cuts.items.begin(), cuts.items.end(), plan.items.begin());
+    return;
+  }
+  std::vector<int>& next = scratch.next;
+  next.assign(indptr.begin(), indptr.end() - 1);
+  i64 small_ps = 0, total_ps = 0;
+  for (const int i : cuts.order) {
+    const WorkItem& item = cuts.items[i];
+    plan.items[next[cuts.cta[i]]++] = item;
+    const i64 ps = scheduler::item_ps(item, plan.row_blocks[item.row_block], plan.visible, model);
+    total_ps += ps;
+    small_ps += item.shape > 0 ? ps : 0;
+  }
+  if (small_ps == 0 || small_ps == total_ps) return;
+  const double small_part = static_cast<double>(small_ps) / total_ps;
+  for (int cta = 0; cta < model.num_ctas; ++cta) {
+    const bool small_first =
+        static_cast<int>((cta + 1) * small_part) != static_cast<int>(cta * small_part);
+    std::stable_partition(plan.items.begin() + indptr[cta], plan.items.begin() + indptr[cta + 1],
+                          [&](const WorkItem& item) { return (item.shape > 0) == small_first; });
+  }
+}
+
+}  // namespace
+
+void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
+               Scheduler scheduler, Plan& plan) {
+  thread_local Scratch scratch;
+  const CostModel model = scheduler::cost_model(target);
+  scheduler::make_row_tiles(view, visible, model, scratch, plan);
+  const std::vector<RowTile>& tiles = scratch.tiles;
+  const bool group_is_split = model.group_size > model.tile_q[0];
+  const Workload workload = describe(tiles, model);
+  const double nearly_equal = workload.keys_are_shared ? kNearlyEqualSharedKeys : kNearlyEqual;
+
+  Recipe list[8];
+  int num_recipes = recipes(tiles, model, workload, scheduler, list);
+  plan.candidates.clear();
+  plan.chosen = -1;
+  for (int i = 0; i < num_recipes; ++i) {
+    const Recipe& recipe = list[i];
+    Cuts& cuts = scratch.trial;
+    PlanCandidate candidate{.name = recipe.name, .chunk = recipe.chunk};
+    if (recipe.equal_shares) {
+      scheduler::cut_equal_shares(tiles, model, cuts);
+    } else {
+      candidate.fits = scheduler::cut_longest_first(tiles, model, recipe.chunk, recipe.equalised,
+                                                    target.max_partial_rows, scratch, cuts);
+    }
+    if (candidate.fits) {
+      scheduler::number_partial_rows(model.group_size, group_is_split, cuts);
+      candidate.fits = cuts.num_partial_rows <= target.max_partial_rows;
+    }
+    candidate.num_partial_rows = cuts.num_partial_rows;
+    if (candidate.fits) {
+      const Score score =
+          scheduler::score(cuts.items, cuts.cta, plan.row_blocks, visible, model, scratch.load);
+      candidate.num_items = static_cast<int>(cuts.items.size());
+      candidate.makespan_us = score.makespan_us;
+      candidate.balance = score.balance;
+    }
+    const bool take =
+        candidate.fits &&
+        (plan.chosen < 0 || better(candidate, plan.candidates[plan.chosen], nearly_equal));
+    plan.candidates.push_back(std::move(candidate));
+    if (take) {
+      plan.chosen = i;
+      std::swap(scratch.trial, scratch.best);
+      if (plan.candidates[i].makespan_us <= workload.lower_bound_us * (1 + kCloseToBound)) break;
+    }
+    if (scheduler == Scheduler::kLpt && !plan.candidates[i].fits && recipe.chunk > 0) {
+      // Forced, so there is no other candidate: the shortest doubled chunk that fits.
+      const int chunk = recipe.chunk < workload.longest_keys ? recipe.chunk * 2 : 0;
+      list[0] = {recipe.name, false, chunk, false};
+      plan.candidates.clear();
+      --i;
+    }
+  }
+  check(plan.chosen >= 0, "plan: the fewest partial rows of any way to cut this batch are ",
+        std::min_element(plan.candidates.begin(), plan.candidates.end(),
+                         [](const PlanCandidate& a, const PlanCandidate& b) {
+                           return a.num_partial_rows < b.num_partial_rows;
+                         })
+            ->num_partial_rows,
+        ", but the workspace holds ", target.max_partial_rows,
+        "; give larger bounds, or fewer levels over the same tokens");
+
+  plan.num_ctas = model.num_ctas;
+  plan.num_partial_rows = scratch.best.num_partial_rows;
+  write_items(scratch.best, model, scratch, plan);
+  scheduler::make_merge_lists(scratch.best.items, model.group_size, scratch, plan);
+}
+
+Plan make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
+               Scheduler scheduler) {
+  Plan plan;
+  make_plan(view, visible, target, scheduler, plan);
+  return plan;
+}
+
+}  // namespace plait

@@ -1,0 +1,82 @@
+// What the steps of the planner hand to each other. In order:
+//   row_tiles.cc    the view becomes row tiles: shapes, positions, keys really seen
+//   candidates.cc   ways to cut the row tiles into items and to spread them over the CTAs
+//   score.cc        modelled time of a finished list of items
+//   plan.cc         the visible loop: cut, score, compare; then writes the Plan
+//   merge_lists.cc  which partial states every token is joined from
+#pragma once
+#include <vector>
+
+#include "host_device/cut.h"
+#include "plait/plan.h"
+
+namespace plait::scheduler {
+
+// PlanTarget in the units of cut.h.
+struct CostModel {
+  CutRules rules;
+  ShapeCost shapes[2];
+  int tile_q[2];
+  int num_shapes, group_size, num_ctas;
+};
+CostModel cost_model(const PlanTarget& target);  // throws ArgumentError on a target that is no GPU
+
+// One candidate: items in list order (row tile, head, key), which is also the merge order.
+struct Cuts {
+  std::vector<WorkItem> items;
+  std::vector<int> cta;    // of each item
+  std::vector<int> order;  // items as their CTAs run them; empty: list order
+  int num_partial_rows = 0;
+};
+
+// Memory of the planner, used again from plan to plan.
+struct Scratch {
+  std::vector<RowTile> tiles;
+  std::vector<RowTile> joined_tiles;
+  std::vector<int> token_mark, token_sources;
+  Cuts trial, best;
+  std::vector<i64> load;
+  std::vector<unsigned long long> keys;
+  std::vector<int> next;
+};
+
+// Cuts the rows of every block; fills plan.row_blocks, row_map and the token arrays. Afterwards
+// every token is in at least one tile, and a token without any visible key in exactly one (per
+// part of its group), which is empty.
+void make_row_tiles(const BsrView& view, const Visibility& visible, const CostModel& model,
+                    Scratch& scratch, Plan& plan);
+
+// Equal shares: the list cut into num_ctas contiguous runs of about equal cost.
+void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts);
+
+// Chunks of `chunk` keys (0: unsplit), longest first onto the least loaded CTA, ties by index.
+// False, with only cuts.num_partial_rows set, if they need more than `max_partial_rows`.
+bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model, int chunk,
+                       bool equalised, int max_partial_rows, Scratch& scratch, Cuts& cuts);
+// The chunk of Algorithm 1: keys of the whole list / number of CTAs.
+int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model);
+
+// Numbers the partial rows of `cuts` (items marked by partial_row 0), after marking every item of a
+// token whose group is spread over several tiles as soon as one of them is.
+void number_partial_rows(int group_size, bool group_is_split, Cuts& cuts);
+
+// Fills plan.token_merge_indptr and merge_sources from items in merge order.
+void make_merge_lists(const std::vector<WorkItem>& items, int group_size, Scratch& scratch,
+                      Plan& plan);
+
+// Modelled cost of one finished item.
+i64 item_ps(const WorkItem& item, const RowBlock& block, const Visibility& visible,
+            const CostModel& model);
+
+struct Score {
+  float makespan_us = 0;  // busiest CTA
+  float balance = 1;      // busiest CTA / mean
+};
+// Of items[i] run by CTA cta[i].
+Score score(const std::vector<WorkItem>& items, const std::vector<int>& cta,
+            const std::vector<RowBlock>& row_blocks, const Visibility& visible,
+            const CostModel& model, std::vector<i64>& load);
+// The same of a finished plan, from nothing but its items.
+Score score(const Plan& plan, const PlanTarget& target);
+
+}  // namespace plait::scheduler

@@ -1,0 +1,91 @@
+// The modelled time of a list of work items. Every figure that a plan reports comes from here, from
+// the items as they are, never from what a candidate meant to do.
+#include <algorithm>
+#include <cmath>
+
+#include "plait/error.h"
+#include "scheduler/scheduler.h"
+
+namespace plait::scheduler {
+
+CostModel cost_model(const PlanTarget& target) {
+  check(target.num_ctas >= 1, "plan: target.num_ctas is ", target.num_ctas, ", must be at least 1");
+  check(target.tile_kv >= 1, "plan: target.tile_kv is ", target.tile_kv, ", must be at least 1");
+  check(target.group_size >= 1 && target.num_kv_heads >= 1, "plan: target.group_size is ",
+        target.group_size, " and num_kv_heads ", target.num_kv_heads, ", must be at least 1");
+  check(target.num_shapes == 1 || target.num_shapes == 2, "plan: target.num_shapes is ",
+        target.num_shapes, ", must be 1 or 2");
+  CostModel model{};
+  const auto picoseconds = [](float us) { return std::max<i64>(std::llround(us * 1e6), 0); };
+  for (int i = 0; i < target.num_shapes; ++i) {
+    const ShapeModel& shape = target.shapes[i];
+    check(shape.tile_q >= 1 && (i == 0 || shape.tile_q < target.shapes[0].tile_q),
+          "plan: target.shapes[", i, "].tile_q is ", shape.tile_q,
+          ", must be at least 1 and descend");
+    // A key costs something, else a budget would hold endless keys.
+    model.shapes[i] = {picoseconds(shape.fixed_us),
+                       std::max<i64>(picoseconds(shape.us_per_key), 1)};
+    model.tile_q[i] = shape.tile_q;
+  }
+  const int min_piece = std::max(round_up(target.min_split_keys, target.tile_kv), target.tile_kv);
+  model.rules = {target.num_kv_heads, target.tile_kv, min_piece, picoseconds(target.merge_us)};
+  model.num_shapes = target.num_shapes;
+  model.group_size = target.group_size;
+  model.num_ctas = target.num_ctas;
+  return model;
+}
+
+i64 item_ps(const WorkItem& item, const RowBlock& block, const Visibility& visible,
+            const CostModel& model) {
+  const ShapeCost& shape = model.shapes[item.shape];
+  if (item.kv_begin == item.kv_end) return shape.fixed_ps;
+  int keys = item.kv_end - item.kv_begin;
+  if (visible.window_left >= 0 && block.kv_pos_begin < visible.sink_tokens) {
+    RowTile tile{};
+    tile.min_position = item.min_position;
+    tile.max_position = item.max_position;
+    find_keys(visible, block, model.rules.tile_kv, tile);
+    keys -= std::max(
+        0, std::min(item.kv_end, tile.hidden_end) - std::max(item.kv_begin, tile.hidden_begin));
+  }
+  return item.num_heads * tile_ps(shape, model.rules, keys, item.partial_row >= 0);
+}
+
+namespace {
+
+Score summarise(const std::vector<i64>& load) {
+  i64 total = 0, busiest = 0;
+  for (const i64 ps : load) {
+    total += ps;
+    busiest = std::max(busiest, ps);
+  }
+  if (total == 0) return {};
+  return {static_cast<float>(busiest * 1e-6),
+          static_cast<float>(static_cast<double>(busiest) * load.size() / total)};
+}
+
+}  // namespace
+
+Score score(const std::vector<WorkItem>& items, const std::vector<int>& cta,
+            const std::vector<RowBlock>& row_blocks, const Visibility& visible,
+            const CostModel& model, std::vector<i64>& load) {
+  load.assign(model.num_ctas, 0);
+  for (size_t i = 0; i < items.size(); ++i) {
+    load[cta[i]] += item_ps(items[i], row_blocks[items[i].row_block], visible, model);
+  }
+  return summarise(load);
+}
+
+Score score(const Plan& plan, const PlanTarget& target) {
+  const CostModel model = cost_model(target);
+  std::vector<i64> load(plan.num_ctas, 0);
+  for (int cta = 0; cta < plan.num_ctas; ++cta) {
+    for (int i = plan.cta_item_indptr[cta]; i < plan.cta_item_indptr[cta + 1]; ++i) {
+      const WorkItem& item = plan.items[i];
+      load[cta] += item_ps(item, plan.row_blocks[item.row_block], plan.visible, model);
+    }
+  }
+  return summarise(load);
+}
+
+}  // namespace plait::scheduler
