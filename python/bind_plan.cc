@@ -1,0 +1,159 @@
+// Plan as plain data: its arrays as bytes, which python/plait/plan.py reads as structured NumPy
+// arrays, and back; and the planner as a pure host function.
+#include <cstring>
+
+#include "batch_arg.h"
+#include "bindings.h"
+#include "formats/view.h"
+#include "plait/plan.h"
+
+namespace plait::python {
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <class T>
+nb::bytes to_bytes(const std::vector<T>& values) {
+  return nb::bytes(values.data(), values.size() * sizeof(T));
+}
+
+template <class T>
+std::vector<T> from_bytes(nb::dict arrays, const char* name) {
+  if (!arrays.contains(name)) fail("plan: no array ", name);
+  nb::bytes bytes = nb::cast<nb::bytes>(arrays[name]);
+  check(bytes.size() % sizeof(T) == 0, "plan: ", name, " has ", bytes.size(),
+        " bytes, no multiple of ", sizeof(T));
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+nb::dict arrays_of(const Plan& plan) {
+  nb::dict out;
+  out["row_blocks"] = to_bytes(plan.row_blocks);
+  out["items"] = to_bytes(plan.items);
+  out["cta_item_indptr"] = to_bytes(plan.cta_item_indptr);
+  out["token_request"] = to_bytes(plan.token_request);
+  out["token_position"] = to_bytes(plan.token_position);
+  out["row_map"] = to_bytes(plan.row_map);
+  out["token_merge_indptr"] = to_bytes(plan.token_merge_indptr);
+  out["merge_sources"] = to_bytes(plan.merge_sources);
+  return out;
+}
+
+nb::dict numbers_of(const Plan& plan) {
+  nb::dict out;
+  out["chosen"] = plan.chosen;
+  out["num_ctas"] = plan.num_ctas;
+  out["num_tokens"] = plan.num_tokens;
+  out["num_requests"] = plan.num_requests;
+  out["num_levels"] = plan.num_levels;
+  out["num_partial_rows"] = plan.num_partial_rows;
+  out["total_keys"] = plan.total_keys;
+  out["causal"] = plan.visible.causal;
+  out["window_left"] = plan.visible.window_left;
+  out["sink_tokens"] = plan.visible.sink_tokens;
+  return out;
+}
+
+nb::list candidates_of(const Plan& plan) {
+  nb::list out;
+  for (const PlanCandidate& c : plan.candidates) {
+    nb::dict candidate;
+    candidate["name"] = c.name;
+    candidate["chunk"] = c.chunk;
+    candidate["num_items"] = c.num_items;
+    candidate["num_partial_rows"] = c.num_partial_rows;
+    candidate["makespan_us"] = c.makespan_us;
+    candidate["balance"] = c.balance;
+    candidate["fits"] = c.fits;
+    out.append(candidate);
+  }
+  return out;
+}
+
+Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
+  const auto number = [&](const char* name) {
+    check(numbers.contains(name), "plan: no number ", name);
+    return nb::cast<long long>(numbers[name]);
+  };
+  Plan plan;
+  for (nb::handle entry : candidates) {
+    nb::dict c = nb::cast<nb::dict>(entry);
+    plan.candidates.push_back({nb::cast<std::string>(c["name"]), nb::cast<int>(c["chunk"]),
+                               nb::cast<int>(c["num_items"]), nb::cast<int>(c["num_partial_rows"]),
+                               nb::cast<float>(c["makespan_us"]), nb::cast<float>(c["balance"]),
+                               nb::cast<bool>(c["fits"])});
+  }
+  plan.chosen = number("chosen");
+  check(plan.candidates.empty() ? plan.chosen == 0
+                                : plan.chosen >= 0 && plan.chosen < int(plan.candidates.size()),
+        "plan: chosen is ", plan.chosen, " of ", plan.candidates.size(), " candidates");
+  plan.num_ctas = number("num_ctas");
+  plan.num_tokens = number("num_tokens");
+  plan.num_requests = number("num_requests");
+  plan.num_levels = number("num_levels");
+  plan.num_partial_rows = number("num_partial_rows");
+  plan.total_keys = number("total_keys");
+  plan.visible = {int(number("causal")), int(number("window_left")), int(number("sink_tokens"))};
+  plan.row_blocks = from_bytes<RowBlock>(arrays, "row_blocks");
+  plan.items = from_bytes<WorkItem>(arrays, "items");
+  plan.cta_item_indptr = from_bytes<int>(arrays, "cta_item_indptr");
+  plan.token_request = from_bytes<int>(arrays, "token_request");
+  plan.token_position = from_bytes<int>(arrays, "token_position");
+  plan.row_map = from_bytes<int>(arrays, "row_map");
+  plan.token_merge_indptr = from_bytes<int>(arrays, "token_merge_indptr");
+  plan.merge_sources = from_bytes<MergeSource>(arrays, "merge_sources");
+  return plan;
+}
+
+// shapes: (tile_q, key_split, fixed_us, us_per_key) in descending tile_q.
+Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr, nb::dict tables,
+                  nb::list levels, const Variant& variant, nb::dict target_options,
+                  const std::string& scheduler) {
+  check(scheduler == "auto" || scheduler == "lpt", "scheduler is '", scheduler,
+        "'; taken are 'auto' and 'lpt'");
+  PlanTarget target;
+  target.num_ctas = nb::cast<int>(target_options["num_ctas"]);
+  target.tile_kv = nb::cast<int>(target_options["tile_kv"]);
+  target.group_size = nb::cast<int>(target_options["group_size"]);
+  target.num_kv_heads = nb::cast<int>(target_options["num_kv_heads"]);
+  target.merge_us = nb::cast<float>(target_options["merge_us"]);
+  target.max_partial_rows = nb::cast<int>(target_options["max_partial_rows"]);
+  target.min_split_keys = nb::cast<int>(target_options["min_split_keys"]);
+  nb::list shapes = nb::cast<nb::list>(target_options["shapes"]);
+  target.num_shapes = int(shapes.size());
+  for (int i = 0; i < target.num_shapes; ++i) {
+    nb::tuple shape = nb::cast<nb::tuple>(shapes[i]);
+    target.shapes[i] = {nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), nb::cast<float>(shape[2]),
+                        nb::cast<float>(shape[3])};
+  }
+  BatchArg arg;
+  const Batch batch = arg.batch(qo_indptr, tables, levels);
+  nb::gil_scoped_release unlocked;
+  FormatView view;
+  make_view(kv, bounds, batch, Device{}, view);
+  return make_plan(view.view, variant.visible, target,
+                   scheduler == "lpt" ? Scheduler::kLpt : Scheduler::kAuto);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  nb::class_<Plan>(m, "PlanData")
+      .def_prop_ro("arrays", &arrays_of)
+      .def_prop_ro("numbers", &numbers_of)
+      .def_prop_ro("candidates", &candidates_of)
+      .def_prop_ro("balance", &Plan::balance)
+      .def_static("from_parts", &from_parts, "numbers"_a, "candidates"_a, "arrays"_a)
+      .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; }, nb::is_operator())
+      .def("__str__", [](const Plan& plan) { return to_string(plan); });
+  m.def("make_plan", &plan_on_host, "kv"_a, "bounds"_a, "qo_indptr"_a, "tables"_a, "levels"_a,
+        "variant"_a, "target"_a, "scheduler"_a);
+  m.attr("row_block_bytes") = sizeof(RowBlock);
+  m.attr("work_item_bytes") = sizeof(WorkItem);
+  m.attr("merge_source_bytes") = sizeof(MergeSource);
+}
+
+}  // namespace plait::python

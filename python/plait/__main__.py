@@ -1,0 +1,5 @@
+"""python -m plait: the command line."""
+
+from plait.cli import main
+
+main()

@@ -1,0 +1,180 @@
+"""Attention: compiled once, planned once a step, run once a layer."""
+
+import math
+
+from plait import _plait
+from plait.formats import KvFormat, RaggedKv, given, level_tuples
+from plait.plan import Plan
+from plait.tensors import empty_like, parse_device
+from plait.variants import Variant, full
+
+Bounds = _plait.Bounds
+
+
+class Workspace:
+    """Partial states and counters, shared by the Attentions of a model; one run in flight at a time.
+
+    Workspace(device="cuda:0", bytes=n) allocates; Workspace(buffer=tensor) borrows a contiguous,
+    256-byte aligned tensor of any dtype and keeps it alive. Raises ValueError for other buffers.
+    """
+
+    def __init__(self, *, device=None, bytes=None, buffer=None):
+        if (buffer is None) == (bytes is None):
+            raise ValueError("Workspace takes either bytes= (and device=) or buffer=")
+        if buffer is not None and device is not None:
+            raise ValueError("Workspace: device= is the buffer's own; leave it out")
+        self._buffer = buffer
+        if buffer is not None:
+            self._impl = _plait.Workspace(buffer)
+        else:
+            self._impl = _plait.Workspace(parse_device(device or "cpu"), bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self._impl.bytes
+
+    @property
+    def device(self) -> str:
+        """Where it lies: "cpu" or "cuda:<index>"."""
+        return self._impl.device
+
+
+def _config(*, num_qo_heads, num_kv_heads, bounds, head_dim=None, head_dim_qk=None, head_dim_vo=None,
+            dtype="bfloat16", kv=None, device="cpu", variant=None, sm_scale=None, scheduler="auto",
+            kernel="auto", max_ctas=0):
+    if head_dim is not None and (head_dim_qk is not None or head_dim_vo is not None):
+        raise ValueError("give either head_dim, or head_dim_qk and head_dim_vo")
+    if head_dim is None and (head_dim_qk is None or head_dim_vo is None):
+        raise ValueError("head_dim is missing (or head_dim_qk and head_dim_vo)")
+    if sm_scale is not None:
+        _check_scale(sm_scale)
+    return _plait.attention_config(
+        num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads,
+        head_dim_qk=head_dim_qk if head_dim is None else head_dim,
+        head_dim_vo=head_dim_vo if head_dim is None else head_dim,
+        dtype=str(dtype).removeprefix("torch."), kv=RaggedKv() if kv is None else kv,
+        variant=full() if variant is None else variant, bounds=bounds, device=parse_device(device),
+        sm_scale=sm_scale or 0.0, scheduler=scheduler, kernel=kernel, max_ctas=max_ctas)
+
+
+def _check_scale(sm_scale):
+    if not (math.isfinite(sm_scale) and sm_scale > 0):  # 0 means "not given" below
+        raise ValueError(f"sm_scale is {sm_scale}; it must be finite and > 0")
+
+
+def workspace_bytes(**config) -> int:
+    """Bytes of workspace that an Attention of this configuration needs; takes its arguments.
+
+    Follows from bounds and device alone; without a GPU, ask with max_ctas.
+    """
+    return _plait.workspace_bytes(_config(**config))
+
+
+class Attention:
+    """Attention of one shape, KV format and variant, compiled for one device.
+
+    num_qo_heads is a multiple of num_kv_heads; head dims are multiples of 8 up to 256. dtype is
+    that of q, K, V and out: "float32", "bfloat16" or "float16" (NumPy's bfloat16 is uint16).
+    bounds are the capacities that grid, workspace and kernels follow from. workspace may be shared;
+    None makes one. sm_scale: 1 / sqrt(head_dim_qk). kernel="plain" is the slow, obvious one.
+    Raises ValueError for what no kernel takes, RuntimeError without driver, NVRTC or memory.
+
+    >>> import numpy as np, plait
+    >>> attn = plait.Attention(num_qo_heads=4, num_kv_heads=2, head_dim=64, dtype="float32",
+    ...                        variant=plait.causal(),
+    ...                        bounds=plait.Bounds(requests=8, query_tokens=64, keys=256))
+    >>> q = np.ones((3, 4, 64), np.float32)
+    >>> k = v = np.ones((10, 2, 64), np.float32)
+    >>> plan = attn.plan(qo_indptr=np.array([0, 1, 3]), kv_indptr=np.array([0, 7, 10]))
+    >>> out, lse = attn.run(q, (k, v))
+    >>> out.shape, lse.shape, bool((out == 1).all())
+    ((3, 4, 64), (3, 4), True)
+    """
+
+    def __init__(self, *, num_qo_heads: int, num_kv_heads: int, bounds: Bounds,
+                 head_dim: int | None = None, head_dim_qk: int | None = None,
+                 head_dim_vo: int | None = None, dtype: str = "bfloat16",
+                 kv: KvFormat | None = None, device: str = "cpu", variant: Variant | None = None,
+                 workspace: Workspace | None = None, sm_scale: float | None = None,
+                 scheduler: str = "auto", kernel: str = "auto", max_ctas: int = 0):
+        config = _config(num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+                         head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, dtype=dtype, kv=kv,
+                         device=device, variant=variant, bounds=bounds, sm_scale=sm_scale,
+                         scheduler=scheduler, kernel=kernel, max_ctas=max_ctas)
+        self._workspace = workspace  # keeps a borrowed buffer alive
+        self._impl = _plait.Attention(config, None if workspace is None else workspace._impl)
+        self._out_tail = (num_qo_heads, head_dim_vo if head_dim is None else head_dim)
+        self._has_lse = True if variant is None else variant.use_softmax
+        self._workspace_bytes = _plait.workspace_bytes(config)
+        self._tables = None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes this Attention needs of its workspace."""
+        return self._workspace_bytes
+
+    @property
+    def kernel_name(self) -> str:
+        """What runs: "cpu ...", "plain ...", "sm90a ..."."""
+        return self._impl.kernel_name
+
+    @property
+    def num_ctas(self) -> int:
+        """CTAs of the grid (CPU: threads) that plans spread work over."""
+        return self._impl.num_ctas
+
+    @property
+    def current_plan(self) -> Plan:
+        """A copy of the plan that run() executes."""
+        return Plan(self._impl.current_plan())
+
+    def plan(self, *, qo_indptr, kv_len=None, block_table=None, request_map=None,
+             kv_page_indptr=None, kv_page_indices=None, kv_last_page_len=None, kv_indptr=None,
+             kv_begin=None, levels=None, stream=None) -> Plan:
+        """Plans one step; run() then executes it any number of times. Never waits for the device.
+
+        All are int32 or int64 and 1-D, block_table 2-D. Lengths and indptrs lie on the host; page
+        tables lie on host or device. Host arrays are copied; device arrays are kept and must stay
+        unchanged until the runs are done. Which tables a format takes: RaggedKv, PagedKv, Level.
+        Returns a copy of the plan. Raises ValueError naming array, place and value; the plan before
+        then stays.
+        """
+        tables = given(kv_len=kv_len, block_table=block_table, request_map=request_map,
+                       kv_page_indptr=kv_page_indptr, kv_page_indices=kv_page_indices,
+                       kv_last_page_len=kv_last_page_len, kv_indptr=kv_indptr, kv_begin=kv_begin)
+        self._plan(qo_indptr, tables, level_tuples(levels), stream)
+        return Plan(self._impl.current_plan())
+
+    def _plan(self, qo_indptr, tables, levels, stream=None):
+        """plan() without the copy that it returns."""
+        self._impl.plan(qo_indptr, tables, levels, stream)
+        self._tables = (tables, levels)  # device tables are borrowed until the next plan
+
+    def run(self, q, kv, *, out=None, lse=None, return_lse=True, sm_scale=None, stream=None,
+            **variant_args):
+        """Attention of the planned batch.
+
+        q [rows, num_qo_heads, head_dim_qk]; rows past the planned tokens are padding and come out
+        as (0, -inf). kv: (k, v), ragged [kv rows, num_kv_heads, dim] or paged by the layout, or one
+        5-D tensor. Any strides with the last one 1. out and lse (float32) are made like q where not
+        given; return_lse=False without lse= writes none. variant_args: parameters of the variant.
+        Returns (out [rows, num_qo_heads, head_dim_vo], lse [rows, num_qo_heads], natural log; None
+        without softmax). Raises ValueError before anything is written.
+        """
+        if type(kv) is tuple or type(kv) is list:
+            if len(kv) != 2:
+                raise ValueError(f"kv has {len(kv)} tensors; taken are (k, v) or one 5-D tensor")
+            k, v = kv
+        else:
+            k, v = kv, None
+        if sm_scale is None:
+            sm_scale = 0.0
+        else:
+            _check_scale(sm_scale)
+        if out is None:
+            out = empty_like(q, (*q.shape[:1], *self._out_tail))
+        if lse is None and return_lse and self._has_lse:
+            lse = empty_like(q, (*q.shape[:1], self._out_tail[0]), float32=True)
+        self._impl.run(q, k, v, out, lse, sm_scale, stream, variant_args or None)
+        return out, lse

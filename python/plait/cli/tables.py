@@ -1,0 +1,32 @@
+"""Tables and JSON that commands print."""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+console = Console(highlight=False)
+
+
+def print_json(value):
+    print(json.dumps(value, indent=1))
+
+
+def print_table(columns, rows, title=None):
+    """columns: names; one that starts with > is right-aligned."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left",
+                         overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    console.print(table)
+
+
+def rate(amount, seconds, unit):
+    """An amount a second in the prefix that fits: "1.23 TFLOP/s", "84.1 GB/s"."""
+    value = amount / seconds if seconds else 0.0
+    for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}/s"
+    return f"{value:.3g} {unit}/s"

@@ -1,0 +1,66 @@
+"""KV formats: how K and V lie in memory. The cache is taken as it is; nothing is copied."""
+
+from plait import _plait
+
+KvFormat = _plait.KvFormat
+TABLES = ("kv_len", "kv_indptr", "kv_begin", "kv_page_indptr", "kv_page_indices",
+          "kv_last_page_len", "block_table", "request_map")
+
+
+def RaggedKv() -> KvFormat:
+    """K and V [kv tokens, num_kv_heads, dim]; each request is a run of rows, gaps allowed.
+
+    plan() takes kv_indptr [n + 1], or kv_begin [n] and kv_len [n] (host).
+    """
+    return _plait.ragged_kv()
+
+
+def PagedKv(page_size: int, layout: str = "NHD") -> KvFormat:
+    """K and V in pages of `page_size` >= 1 tokens, [page, page_size, head, dim] (NHD) or
+    [page, head, page_size, dim] (HND), as two 4-D tensors or one 5-D [page, 2, ...].
+
+    plan() takes one of: kv_page_indptr and kv_page_indices (CSR), with kv_len or kv_last_page_len;
+    block_table [rows, max blocks] and kv_len, with request_map [n] if row i is not request i.
+    Raises ValueError for other layouts and for page_size < 1.
+    """
+    if layout not in ("NHD", "HND"):
+        raise ValueError(f"layout is {layout!r}; taken are 'NHD' and 'HND'")
+    return _plait.paged_kv(page_size, layout == "HND")
+
+
+def ComposedKv(format: KvFormat, num_levels: int) -> KvFormat:
+    """Several levels over one cache: plan(levels=[Level(...), ...]) lists the keys of each."""
+    return _plait.composed_kv(format, num_levels)
+
+
+class Level:
+    """One level of a composed format: nodes, each a list of keys read by the requests under it.
+
+    node_indptr [nodes + 1] and node_requests say which requests are under each node; without them
+    node i is request i. `tables` are those of plan() for the format, one list a node.
+    """
+
+    def __init__(self, node_indptr=None, node_requests=None, **tables):
+        _refuse_unknown("Level", tables)
+        self.node_indptr, self.node_requests, self.tables = node_indptr, node_requests, tables
+
+
+def _refuse_unknown(where, tables):
+    for name in tables:
+        if name not in TABLES:
+            raise TypeError(f"{where}: {name} is no table; taken are {', '.join(TABLES)}")
+
+
+def given(**arrays):
+    """The arrays that are not None."""
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def level_tuples(levels):
+    """Levels as the extension takes them."""
+    if levels is None:
+        return []
+    for i, level in enumerate(levels):
+        if not isinstance(level, Level):
+            raise TypeError(f"levels[{i}] must be a plait.Level, not {type(level).__name__}")
+    return [(level.node_indptr, level.node_requests, given(**level.tables)) for level in levels]

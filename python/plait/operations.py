@@ -1,0 +1,50 @@
+"""The operations beside attention: merging states and writing new tokens into a cache."""
+
+from plait import _plait
+from plait.formats import TABLES, KvFormat, _refuse_unknown, given
+from plait.tensors import empty_like
+
+__all__ = ["TABLES", "append_kv", "merge_state", "merge_states"]
+
+
+def merge_states(v, lse, *, out=None, out_lse=None, stream=None):
+    """Joins attention states of disjoint key sets.
+
+    v [rows, n, num_heads, dim] and float32 lse [rows, n, num_heads] (natural log) hold n >= 1
+    states a row. Returns (out [rows, num_heads, dim], out_lse [rows, num_heads]). A state with lse
+    -inf is the identity. Raises ValueError for other shapes and dtypes.
+    """
+    if out is None:
+        out = empty_like(v, (*v.shape[:1], *v.shape[2:]))
+    if out_lse is None:
+        out_lse = empty_like(lse, (*lse.shape[:1], *lse.shape[2:]))
+    _plait.merge_states(v, lse, out, out_lse, stream)
+    return out, out_lse
+
+
+def merge_state(v_a, lse_a, v_b, lse_b, *, out=None, out_lse=None, stream=None):
+    """Joins two attention states, v [rows, num_heads, dim] and float32 lse [rows, num_heads].
+
+    `out` may be either v, in place. Returns (out, out_lse). Raises as merge_states.
+    """
+    if out is None:
+        out = empty_like(v_a, v_a.shape)
+    if out_lse is None:
+        out_lse = empty_like(lse_a, lse_a.shape)
+    _plait.merge_state(v_a, lse_a, v_b, lse_b, out, out_lse, stream)
+    return out, out_lse
+
+
+def append_kv(k_new, v_new, kv_cache, *, kv: KvFormat, slot_mapping=None, batch_indices=None,
+              positions=None, stream=None, **tables):
+    """Writes new tokens into a cache.
+
+    k_new, v_new [tokens, num_kv_heads, dim]; kv_cache as in Attention.run. Where they go: either
+    slot_mapping [tokens], page * page_size + offset, or batch_indices and positions [tokens]
+    through the tables of plan(). -1 skips a token. Index arrays lie on host or device.
+    Raises ValueError naming array, place and value before anything is written.
+    """
+    _refuse_unknown("append_kv", tables)
+    k, v = kv_cache if type(kv_cache) in (tuple, list) else (kv_cache, None)
+    _plait.append_kv(kv, k_new, v_new, k, v, slot_mapping, batch_indices, positions, given(**tables),
+                     stream)

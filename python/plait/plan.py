@@ -1,0 +1,160 @@
+"""Plan: how a batch is cut into work items. Plain data: arrays, numbers, the candidates scored."""
+
+import json
+
+import numpy as np
+
+from plait import _plait
+from plait.formats import ComposedKv, RaggedKv, given, level_tuples
+from plait.variants import full
+
+
+def _struct(fields, size):
+    dtype = np.dtype([(name, np.int32) for name in fields])
+    if "first_block" in fields:
+        dtype = np.dtype([(name, np.int64 if name == "first_block" else np.int32) for name in fields])
+    if dtype.itemsize != size:  # the C++ struct has changed
+        raise ImportError(f"plan.py reads {dtype.itemsize} bytes of a struct of {size}")
+    return dtype
+
+
+ROW_BLOCK = _struct(("first_block", "first_token", "num_tokens", "kv_len", "kv_pos_begin", "level",
+                     "padding"), _plait.row_block_bytes)
+WORK_ITEM = _struct(("row_block", "shape", "first_row", "num_rows", "kv_head_begin", "num_heads",
+                     "kv_begin", "kv_end", "partial_row", "min_position", "max_position", "padding"),
+                    _plait.work_item_bytes)
+MERGE_SOURCE = _struct(("partial_row", "rows_per_head", "kv_head_begin", "num_heads",
+                        "first_group_head", "num_group_heads"), _plait.merge_source_bytes)
+_ARRAYS = {"row_blocks": ROW_BLOCK, "items": WORK_ITEM, "cta_item_indptr": np.dtype(np.int32),
+           "token_request": np.dtype(np.int32), "token_position": np.dtype(np.int32),
+           "row_map": np.dtype(np.int32), "token_merge_indptr": np.dtype(np.int32),
+           "merge_sources": MERGE_SOURCE}
+
+
+class Plan:
+    """What every executor runs: include/plait/plan.h and plan_data.h say what each field means.
+
+    Arrays (read-only NumPy): row_blocks, items (in CTA order) and merge_sources are structured;
+    cta_item_indptr, token_request, token_position, row_map, token_merge_indptr are int32.
+    Numbers: chosen, num_ctas, num_tokens, num_requests, num_levels, num_partial_rows, total_keys,
+    causal, window_left, sink_tokens. candidates: dicts of the cuts that were scored; balance:
+    modelled time of the busiest CTA over the mean. `str(plan)` is a table; plans compare with ==.
+    """
+
+    def __init__(self, data):
+        self._data = data
+        self._arrays = None
+        self._numbers = None
+
+    def __getattr__(self, name):  # only for names that are not set: the plan's own
+        if name in _ARRAYS:
+            if self._arrays is None:
+                self._arrays = {n: np.frombuffer(b, _ARRAYS[n]) for n, b in self._data.arrays.items()}
+            return self._arrays[name]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._numbers is None:
+            self._numbers = self._data.numbers
+        try:
+            return self._numbers[name]
+        except KeyError:
+            raise AttributeError(f"Plan has no {name!r}") from None
+
+    def __dir__(self):
+        return [*super().__dir__(), *_ARRAYS, *self._data.numbers]
+
+    @property
+    def candidates(self) -> list:
+        """The cuts that were scored: name, chunk, num_items, num_partial_rows, makespan_us, ..."""
+        return self._data.candidates
+
+    @property
+    def balance(self) -> float:
+        """Modelled time of the busiest CTA / mean, of the candidate chosen."""
+        return self._data.balance
+
+    def __eq__(self, other):
+        return self._data == other._data if isinstance(other, Plan) else NotImplemented
+
+    __hash__ = None
+
+    def __str__(self):
+        return str(self._data)
+
+    def __repr__(self):
+        return (f"<plait.Plan {self.num_tokens} tokens, {len(self.items)} items on {self.num_ctas} "
+                f"CTAs, balance {self.balance:.3f}>")
+
+    def to_dict(self) -> dict:
+        """Plain lists and numbers; a structured array becomes {field: list}."""
+        out = {"candidates": self.candidates, **self._data.numbers}
+        for name, dtype in _ARRAYS.items():
+            array = getattr(self, name)
+            out[name] = {f: array[f].tolist() for f in dtype.names} if dtype.names else array.tolist()
+        return out
+
+    def to_json(self) -> str:
+        """One JSON object; from_json gives an equal plan."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The plan that to_json wrote. Raises ValueError for what is no such text."""
+        fields = json.loads(text)
+        arrays = {}
+        try:
+            for name, dtype in _ARRAYS.items():
+                value = fields.pop(name)
+                if dtype.names:
+                    array = np.zeros(len(value["padding" if "padding" in dtype.names else
+                                               dtype.names[0]]), dtype)
+                    for field in dtype.names:
+                        array[field] = value[field]
+                else:
+                    array = np.asarray(value, dtype)
+                arrays[name] = array.tobytes()
+            candidates = fields.pop("candidates")
+        except (KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"not a plan: {error!r}") from None
+        return cls(_plait.PlanData.from_parts(fields, candidates, arrays))
+
+
+def make_plan(qo_indptr, kv_len=None, *, group_size, num_kv_heads, num_ctas=132, tile_kv=64,
+              tile_q=(64,), key_split=None, fixed_us=None, us_per_key=None, merge_us=None,
+              max_partial_rows=None, min_split_keys=None, variant=None, scheduler="auto", kv=None,
+              levels=None, **tables) -> Plan:
+    """Plans on the host alone: no device, no kernel, equal input gives an equal plan.
+
+    qo_indptr [n + 1] and kv_len [n] (any integer sequence), or the tables of a format `kv`
+    (RaggedKv; with levels= a ComposedKv of it). The target: num_ctas CTAs, keys cut at multiples of
+    tile_kv, one shape for each tile_q (descending; packed rows), with the modelled cost of a tile
+    fixed_us + us_per_key * keys (defaults: those shipped for sm90), room for max_partial_rows
+    (default: 2 * num_ctas * tile_q). Raises ValueError as Attention.plan does.
+    """
+    qo_indptr = np.ascontiguousarray(qo_indptr, np.int64)
+    arrays = {name: np.asarray(array) for name, array in given(kv_len=kv_len, **tables).items()}
+    levels = list(levels or [])
+    kv = kv or (ComposedKv(RaggedKv(), len(levels)) if len(levels) > 1 else RaggedKv())
+    if kv.kind == "ragged" and not levels and "kv_indptr" not in arrays and "kv_begin" not in arrays:
+        arrays["kv_begin"] = np.zeros(len(qo_indptr) - 1, np.int64)  # where keys lie is of no matter
+    tiles = [int(t) for t in np.atleast_1d(tile_q)]
+    target = _plait.default_target(tiles, num_ctas, tile_kv, group_size, num_kv_heads)
+    for name, value in dict(merge_us=merge_us, max_partial_rows=max_partial_rows,
+                            min_split_keys=min_split_keys).items():
+        if value is not None:
+            target[name] = value
+    for i, (name, values) in enumerate(dict(key_split=key_split, fixed_us=fixed_us,
+                                            us_per_key=us_per_key).items(), 1):
+        if values is not None:
+            target["shapes"] = [(*s[:i], v, *s[i + 1:]) for s, v in zip(target["shapes"], values, strict=True)]
+    return Plan(_plait.make_plan(kv, _bounds_of(qo_indptr, arrays, levels), qo_indptr, arrays,
+                                 level_tuples(levels), variant or full(), target, scheduler))
+
+
+def _bounds_of(qo_indptr, tables, levels):
+    """Bounds that the batch itself meets: a plan of make_plan is for no Attention."""
+    del tables, levels
+    huge = 2**31 - 1
+    return _plait.Bounds(requests=max(len(qo_indptr) - 1, 1),
+                         query_tokens=max(int(qo_indptr[-1]) if len(qo_indptr) else 0, 1), keys=huge,
+                         total_pages=huge)

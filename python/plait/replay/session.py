@@ -1,0 +1,201 @@
+"""The replay itself: every step of the engine is appended, planned and run, and some are checked."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plait import reference
+from plait.attention import Attention, Bounds
+from plait.counting import DTYPE_BYTES, attention_work
+from plait.formats import PagedKv
+from plait.operations import append_kv
+from plait.replay.engine import Engine
+from plait.replay.memory import memory_on
+from plait.replay.model import Model
+from plait.variants import causal
+
+_STEP_MS = 20.0            # of trace time that a step takes at scale 1
+_CACHE_BYTES = {"cpu": 1 << 30, "cuda": 16 << 30}
+
+
+@dataclass
+class Options:
+    device: str = "cpu"
+    num_qo_heads: int = 8
+    num_kv_heads: int = 2
+    head_dim: int = 128
+    page_size: int = 16
+    dtype: str = "bfloat16"
+    kernel: str = "auto"
+    scheduler: str = "auto"
+    max_batch: int = 64
+    chunk: int = 512
+    pages: int | None = None    # None: as many as fit the cache's default size
+    step_ms: float = _STEP_MS   # of trace time a step
+    max_steps: int | None = None
+    check_every: int = 10       # steps; 0: no step is checked
+    check_rows: int = 4         # of a checked step
+    seed: int = 0
+
+
+@dataclass
+class Report:
+    """What a replay did. Times in us; errors are of sampled rows against the float64 reference."""
+
+    kernel: str = ""
+    steps: int = 0
+    tokens: int = 0
+    requests: int = 0
+    preempted: int = 0
+    shared_tokens: int = 0      # found in pages of other requests
+    max_batch: int = 0
+    flops: int = 0
+    bytes: int = 0
+    append_us: list = field(default_factory=list)
+    plan_us: list = field(default_factory=list)
+    run_us: list = field(default_factory=list)
+    balance: list = field(default_factory=list)
+    steps_checked: int = 0
+    rows_checked: int = 0
+    largest_error: float = 0.0
+    largest_lse_error: float = 0.0
+    worst: float = 0.0          # largest error / what is allowed; more than 1: a check failed
+    failures: list = field(default_factory=list)
+
+
+def default_pages(options, max_pages):
+    """As many pages as max_batch requests need, within the default size of the cache."""
+    page_bytes = (2 * options.page_size * options.num_kv_heads * options.head_dim
+                  * DTYPE_BYTES[options.dtype])
+    fitting = _CACHE_BYTES[options.device.partition(":")[0]] // page_bytes
+    return max(min(options.max_batch * max_pages, fitting), max_pages)
+
+
+def replay(trace, options, on_step=lambda engine, report: None):
+    """Replays a trace. Calls on_step(engine, report) after every step; returns the Report.
+
+    Raises ValueError for options that the library or the engine refuses. A step that fails its check
+    is in report.failures.
+    """
+    longest = max((r.input_len + r.output_len for r in trace), default=1)
+    max_pages = -(-longest // options.page_size)
+    num_pages = options.pages or default_pages(options, max_pages)
+    engine = Engine(trace, page_size=options.page_size, num_pages=num_pages,
+                    max_batch=options.max_batch, chunk=options.chunk)
+    attention = Attention(
+        num_qo_heads=options.num_qo_heads, num_kv_heads=options.num_kv_heads,
+        head_dim=options.head_dim, dtype=options.dtype, kv=PagedKv(options.page_size),
+        device=options.device, variant=causal(), kernel=options.kernel, scheduler=options.scheduler,
+        bounds=Bounds(requests=options.max_batch, query_tokens=options.chunk,
+                      keys=max_pages * options.page_size,
+                      total_pages=options.max_batch * max_pages))
+    heads = dict(num_qo_heads=options.num_qo_heads, num_kv_heads=options.num_kv_heads,
+                 head_dim=options.head_dim, dtype=options.dtype)
+    model = Model(**heads, seed=options.seed)
+    memory = memory_on(options.device, options.dtype)
+    cache = tuple(memory.nan((num_pages, options.page_size, options.num_kv_heads, options.head_dim))
+                  for _ in "kv")
+    checker = _Checker(model, options)
+    report = Report(kernel=attention.kernel_name)
+    now_ms = trace[0].arrival_ms if trace else 0.0
+    while not engine.done and (options.max_steps is None or report.steps < options.max_steps):
+        step = engine.schedule(now_ms)
+        if step is None:                    # everything that arrived is done
+            now_ms = max(now_ms, engine.next_arrival_ms())
+            continue
+        out, lse = _run_step(step, attention, model, memory, cache, report)
+        if options.check_every and report.steps % options.check_every == 0:
+            checker.check(step, memory.download(out), memory.download(lse), report)
+        report.flops, report.bytes = (a + b for a, b in zip(
+            (report.flops, report.bytes),
+            attention_work(np.diff(step.qo_indptr), step.kv_len, num_qo_heads=options.num_qo_heads,
+                           num_kv_heads=options.num_kv_heads, head_dim_qk=options.head_dim,
+                           head_dim_vo=options.head_dim, dtype=options.dtype)))
+        engine.finish(step)
+        now_ms += options.step_ms
+        report.steps += 1
+        report.tokens += int(step.qo_indptr[-1])
+        report.max_batch = max(report.max_batch, len(step.running))
+        report.requests, report.preempted = engine.num_finished, engine.num_preempted
+        report.shared_tokens = engine.num_shared_tokens
+        on_step(engine, report)
+    return report
+
+
+def _run_step(step, attention, model, memory, cache, report):
+    """Append, plan, run; each timed apart, the device idle in between."""
+    spans = [(r, np.arange(r.num_cached, r.num_cached + r.num_new)) for r in step.running]
+    q = memory.upload("q", np.concatenate([model.query(*span) for span in spans]))
+    new = [model.keys_values(*span) for span in spans]
+    k_new = memory.upload("k", np.concatenate([k for k, _ in new]))
+    v_new = memory.upload("v", np.concatenate([v for _, v in new]))
+    tables = dict(block_table=step.block_table, request_map=step.request_map)
+
+    def timed(times, work):
+        memory.synchronize()
+        start = time.perf_counter()
+        result = work()
+        memory.synchronize()
+        times.append((time.perf_counter() - start) * 1e6)
+        return result
+
+    timed(report.append_us, lambda: append_kv(
+        k_new, v_new, cache, kv=PagedKv(cache[0].shape[1]),
+        batch_indices=step.batch_indices, positions=step.positions, **tables))
+    start = time.perf_counter()  # of the host alone: plan waits for nothing
+    plan = attention.plan(qo_indptr=step.qo_indptr, kv_len=step.kv_len, **tables)
+    report.plan_us.append((time.perf_counter() - start) * 1e6)
+    report.balance.append(plan.balance)
+    return timed(report.run_us, lambda: attention.run(q, cache))
+
+
+
+class _Checker:
+    """Sampled rows against the float64 reference; keys and values are drawn again from the model,
+    so that append, page tables and sharing are checked with the attention.
+
+    Allowed is twice the largest error, over the rows sampled in a step, of the same attention
+    computed plainly (float32, weights and result rounded to the dtype), and no less than two units
+    in the last place of the largest value: a step may sample rows on which the plain one is exact.
+    """
+
+    def __init__(self, model, options):
+        self._model, self._options = model, options
+        self._rng = np.random.default_rng(options.seed + 1)
+
+    def check(self, step, out, lse, report):
+        dtype = self._options.dtype
+        rows = self._rng.choice(len(out), min(self._options.check_rows, len(out)), replace=False)
+        errors, plain_errors, largest = [], [], 0.0
+        for row in rows:
+            r = step.running[step.batch_indices[row]]
+            position = step.positions[row]
+            keys = np.arange(position + 1)
+            inputs = [reference.from_storage(x, dtype) for x in
+                      (self._model.query(r, keys[-1:]), *self._model.keys_values(r, keys))]
+            exact = reference.attention(*inputs)
+            plain = reference.attention(*inputs, real=np.float32,
+                                        stored=lambda x: reference.rounded(x, dtype))
+            ours = (reference.from_storage(out[row], dtype)[None], lse[row][None])
+            errors.append([np.max(np.abs(a - b)) for a, b in zip(ours, exact)])
+            plain_errors.append([np.max(np.abs(a - b)) for a, b in zip(plain, exact)])
+            largest = max(largest, np.max(np.abs(exact[0])))
+        error, lse_error = np.max(errors, axis=0)
+        floor = 2 * np.array([largest * _ulp(dtype), np.max(np.abs(lse[rows])) * 2.0**-20])
+        allowed = np.maximum(2 * np.max(plain_errors, axis=0), floor)
+        worst = float(np.max(np.array([error, lse_error]) / allowed))
+        report.steps_checked += 1
+        report.rows_checked += len(rows)
+        report.largest_error = max(report.largest_error, float(error))
+        report.largest_lse_error = max(report.largest_lse_error, float(lse_error))
+        if not worst <= 1:  # NaN fails too
+            at = rows[int(np.argmax(np.asarray(errors)[:, 0]))]
+            report.failures.append(
+                f"step {report.steps}, row {at}: error {error:.3g} (allowed {allowed[0]:.3g}), lse error "
+                f"{lse_error:.3g} (allowed {allowed[1]:.3g})")
+        report.worst = max(report.worst, worst) if worst == worst else float("nan")
+
+
+def _ulp(dtype):
+    return {"float32": 2.0**-21, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]

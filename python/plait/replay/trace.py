@@ -1,0 +1,91 @@
+"""Reads serving traces as they are published: Mooncake JSONL and Azure CSV, told apart by content."""
+
+import csv
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+from math import ceil
+
+MOONCAKE_BLOCK = 512  # tokens that one entry of hash_ids stands for
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """One request of a trace, its lengths scaled."""
+
+    arrival_ms: float
+    input_len: int
+    output_len: int
+    hash_ids: tuple = ()   # one a block of the input; an equal id: an equal block and all before it
+    block_tokens: int = 0  # tokens a block; 0: no blocks are known
+
+
+def read_trace(path, scale="1", limit=None):
+    """The requests of a trace by arrival time, at most `limit`.
+
+    scale ("1/32", "0.5") multiplies lengths, rounding up, and the 512-token blocks alike; a block
+    must stay a whole number of tokens. Raises ValueError naming file and line for what is neither
+    Mooncake JSONL nor Azure CSV.
+    """
+    scale = Fraction(str(scale))
+    if scale <= 0 or (scale * MOONCAKE_BLOCK).denominator != 1:
+        raise ValueError(f"scale is {scale}; 512 * scale must be a whole number of tokens, at least 1")
+    with open(path, newline="") as file:
+        start = file.read(1)
+        file.seek(0)
+        read = _read_mooncake if start == "{" else _read_azure
+        requests = []
+        for request in read(file, str(path), scale):
+            requests.append(request)
+            if limit is not None and len(requests) >= limit:
+                break
+    return sorted(requests, key=lambda request: request.arrival_ms)
+
+
+def _scaled(tokens, scale, where):
+    if int(tokens) != tokens or tokens < 0:
+        raise ValueError(f"{where}: a length is {tokens}")
+    return ceil(int(tokens) * scale)
+
+
+def _read_mooncake(file, path, scale):
+    block_tokens = int(MOONCAKE_BLOCK * scale)
+    for number, line in enumerate(file, 1):
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            arrival, inputs, outputs = row["timestamp"], row["input_length"], row["output_length"]
+            hash_ids = tuple(row.get("hash_ids", ()))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{where}: not a Mooncake request ({error!r}); wanted are timestamp, "
+                             f"input_length, output_length, hash_ids") from None
+        input_len = max(_scaled(inputs, scale, where), 1)
+        if hash_ids and len(hash_ids) != ceil(input_len / block_tokens):
+            raise ValueError(f"{where}: {len(hash_ids)} hash_ids for {inputs} tokens; one a block of "
+                             f"{MOONCAKE_BLOCK} is {ceil(input_len / block_tokens)}")
+        yield TraceRequest(float(arrival), input_len, max(_scaled(outputs, scale, where), 1), hash_ids,
+                           block_tokens if hash_ids else 0)
+
+
+def _read_azure(file, path, scale):
+    rows = csv.reader(file)
+    header = next(rows, [])
+    columns = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+    if header[:3] != columns:
+        raise ValueError(f"{path}:1: neither Mooncake JSONL (a line starts with '{{') nor Azure CSV "
+                         f"(the header is {','.join(columns)}); found {','.join(header)[:60]!r}")
+    first = None
+    for number, row in enumerate(rows, 2):
+        where = f"{path}:{number}"
+        try:
+            arrival = datetime.fromisoformat(row[0][:26])
+            inputs, outputs = int(row[1]), int(row[2])
+        except (ValueError, IndexError):
+            raise ValueError(f"{where}: not an Azure request: {','.join(row)[:60]!r}") from None
+        first = first or arrival
+        yield TraceRequest((arrival - first).total_seconds() * 1e3,
+                           max(_scaled(inputs, scale, where), 1),
+                           max(_scaled(outputs, scale, where), 1))
