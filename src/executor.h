@@ -39,6 +39,8 @@ WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo, int quer
 
 std::unique_ptr<Executor> make_cpu_executor(const AttentionConfig& config);
 std::unique_ptr<Executor> make_cuda_executor(const AttentionConfig& config);
+// workspace_bytes() of the executor that make_cuda_executor would make; compiles nothing.
+long long cuda_workspace_bytes(const AttentionConfig& config);
 
 // The operations beside attention, by device of the tensors; arguments are already checked.
 // merge: v [rows, n, heads, dim] by strides; see merge_states.

@@ -1,8 +1,12 @@
 #include "cuda/kernel_choice.h"
 
+#include "plait/error.h"
+
 namespace plait::cuda {
 
 KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader) {
+  // 16 rows of float32 Q beside 32 keys fit the 48 KiB of static shared memory up to 192.
+  const int tile_q = head_dim_qk <= 192 && head_dim_vo <= 192 ? 16 : 8;
   return {.dtype_q = dtype,
           .dtype_kv = dtype,
           .dtype_out = dtype,
@@ -14,9 +18,9 @@ KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader 
           .num_consumer_warpgroups = 0,
           .producer_registers = 0,
           .consumer_registers = 0,
-          .ctas_per_sm = 2,
+          .ctas_per_sm = 4,
           .num_shapes = 1,
-          .shapes = {{Mma::kScalar, 16, 1}}};
+          .shapes = {{Mma::kScalar, tile_q, 1}}};
 }
 
 bool sm90_takes(Dtype dtype, int head_dim_qk, int head_dim_vo) {
@@ -51,6 +55,38 @@ KernelConfig sm90_config(Dtype dtype, Loader loader, bool decode_only) {
     config.shapes[0] = {Mma::kWgmma, 64, 1};
   }
   return config;
+}
+
+namespace {
+
+// Whether every row block of these bounds fits one tile of the small kernel. A level of a composed
+// format collects the queries of many requests, so none of those.
+bool decode_only(const AttentionConfig& config) {
+  const int max_q_len =
+      config.bounds.max_q_len > 0 ? config.bounds.max_q_len : config.bounds.query_tokens;
+  const int group_size = config.num_qo_heads / config.num_kv_heads;
+  return config.kv.num_levels == 1 && static_cast<long long>(max_q_len) * group_size <= 64;
+}
+
+}  // namespace
+
+KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arch) {
+  const Loader loader = config.kv.kind == KvFormat::kRagged ? Loader::kAffine : Loader::kGather;
+  const KernelConfig plain =
+      plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader);
+  check(config.kernel == "auto" || config.kernel == "plain" || config.kernel == "sm90a",
+        "kernel is '", config.kernel, "'; taken on cuda: 'auto', 'plain', 'sm90a'");
+  if (config.kernel == "plain") return plain;
+  const bool takes = sm90_takes(config.dtype, config.head_dim_qk, config.head_dim_vo);
+  if (config.kernel == "sm90a") {
+    check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
+          to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
+    check(takes, "kernel 'sm90a' takes head_dim_qk = head_dim_vo = 128 in bfloat16 or float16, not ",
+          config.head_dim_qk, " and ", config.head_dim_vo, " in ", to_string(config.dtype),
+          "; 'auto' and 'plain' run it");
+  }
+  if (arch != "90a" || !takes) return plain;
+  return sm90_config(config.dtype, loader, decode_only(config));
 }
 
 }  // namespace plait::cuda

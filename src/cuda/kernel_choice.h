@@ -1,7 +1,10 @@
 // Which kernel serves what: the one place where KernelConfig values come from. The CUDA executor
 // asks for the config of an Attention; jit/shipped.cc lists the same for `plait compile`.
 #pragma once
+#include <string>
+
 #include "host_device/config.h"
+#include "plait/attention.h"
 
 namespace plait::cuda {
 
@@ -10,7 +13,11 @@ KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader 
 
 // Whether kernels/sm90/attention.cuh takes these; sm90_config requires it.
 bool sm90_takes(Dtype dtype, int head_dim_qk, int head_dim_vo);
-// decode_only: bounds with max_q_len 1; a small kernel, two CTAs a multiprocessor.
+// decode_only: no row block has more than 64 packed rows; a small kernel, two CTAs a multiprocessor.
 KernelConfig sm90_config(Dtype dtype, Loader loader, bool decode_only);
+
+// The kernel of an Attention on a GPU of architecture `arch`. Throws ArgumentError where
+// config.kernel asks for one that cannot run it.
+KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arch);
 
 }  // namespace plait::cuda

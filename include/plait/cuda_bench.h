@@ -1,0 +1,30 @@
+// How fast something runs on a GPU: by CUDA graphs, because an event pair around one launch reads 2
+// to 3 us too much, and with an L2 that holds nothing of it.
+#pragma once
+#include <functional>
+#include <string>
+
+#include "plait/cuda_memory.h"
+
+namespace plait {
+
+struct CudaTimingOptions {
+  bool cold_l2 = true;       // before each call, other memory is read through the L2 (clean: writes
+                             //   would cost the call 4 to 5 us); the time of that is subtracted
+  int calls_a_graph = 25;
+  int min_graphs = 5;        // launches of each graph, alternating
+  double min_seconds = 0.3;  // of measuring: clocks fall under load
+};
+struct CudaTiming {
+  double median_us = 0, min_us = 0, max_us = 0;  // of one call, over the graphs
+  int num_graphs = 0, calls_a_graph = 0;
+};
+// Time of what `work` puts on the stream that it is given. It is called once to warm up (kernels
+// load), then recorded.
+CudaTiming time_on_gpu(const Device& device, const std::function<void(Stream)>& work,
+                       const CudaTimingOptions& options = {});
+
+// "NVIDIA H200, sm_90a, 132 multiprocessors, driver 13.0": the first line of every figure.
+std::string describe_gpu(const Device& device);
+
+}  // namespace plait

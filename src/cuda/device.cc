@@ -1,0 +1,94 @@
+#include "cuda/device.h"
+
+#include "plait/error.h"
+
+namespace plait::cuda {
+
+Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)
+    : name_(source.name), num_threads_(source.num_threads), smem_bytes_(source.smem_bytes) {
+  const jit::Cubin cubin = jit::compile_cubin(source, arch);
+  const Driver& d = driver();
+  Module module = nullptr;
+  check_cuda(d.ModuleLoadData(&module, cubin.bytes.data()),
+             concat("loading kernel '", name_, "' (sm_", arch, ")").c_str());
+  check_cuda(d.ModuleGetFunction(&function_, module, source.entry.c_str()),
+             "cuModuleGetFunction");
+  if (smem_bytes_ > 48 * 1024) {  // up to there no one need ask
+    check_cuda(d.FuncSetAttribute(function_, kFunctionMaxDynamicSmem, smem_bytes_),
+               concat("kernel '", name_, "' wants ", smem_bytes_, " bytes of shared memory").c_str());
+  }
+  // As much of the L1 as shared memory as there can be, so that as many CTAs as planned fit.
+  check_cuda(d.FuncSetAttribute(function_, kFunctionSmemCarveout, 100), "cuFuncSetAttribute");
+}
+
+void Kernel::launch(unsigned grid, Stream stream, const void* argument) const {
+  LaunchConfig config{};
+  config.grid_x = grid;
+  config.grid_y = config.grid_z = 1;
+  config.block_x = static_cast<unsigned>(num_threads_);
+  config.block_y = config.block_z = 1;
+  config.smem_bytes = static_cast<unsigned>(smem_bytes_);
+  config.stream = stream;
+  void* arguments[] = {const_cast<void*>(argument)};
+  const int error = driver().LaunchKernelEx(&config, function_, arguments, nullptr);
+  if (error != kSuccess) [[unlikely]] {
+    check_cuda(error, concat("launching kernel '", name_, "'").c_str());
+  }
+}
+
+GpuDevice::GpuDevice(int id) : id_(id) {
+  const Driver& d = driver();
+  DeviceId device = 0;
+  check_cuda(d.DeviceGet(&device, id), "cuDeviceGet");
+  info_ = gpu_info(device);
+  check_cuda(d.DevicePrimaryCtxRetain(&context_, device),
+             concat("opening cuda:", id).c_str());
+}
+
+GpuDevice& GpuDevice::get(int id) {
+  // Never destroyed: at exit the driver may be gone before us.
+  static std::mutex mutex;
+  static auto& devices = *new std::map<int, std::unique_ptr<GpuDevice>>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<GpuDevice>& device = devices[id];
+  if (device == nullptr) {
+    int count = 0;
+    check_cuda(driver().DeviceGetCount(&count), "cuDeviceGetCount");
+    check(id >= 0 && id < count, "device cuda:", id, ": this machine has ", count,
+          count == 1 ? " GPU" : " GPUs", " (cuda:0 ... cuda:", count - 1, ")");
+    device.reset(new GpuDevice(id));
+  }
+  return *device;
+}
+
+std::shared_ptr<const Kernel> GpuDevice::kernel(const jit::KernelSource& source) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = kernels_.find(source.text);
+    if (it != kernels_.end()) return it->second;
+  }
+  // Unlocked: several threads may compile at the same time.
+  auto kernel = std::make_shared<const Kernel>(source, info_.arch);
+  const std::lock_guard lock(mutex_);
+  return kernels_.try_emplace(source.text, std::move(kernel)).first->second;
+}
+
+CurrentDevice::CurrentDevice(const GpuDevice& device) {
+  check_cuda(driver().CtxPushCurrent(device.context()), "cuCtxPushCurrent");
+}
+CurrentDevice::~CurrentDevice() {
+  Context popped = nullptr;
+  driver().CtxPopCurrent(&popped);  // cannot throw here, and fails only after a fault
+}
+
+void refuse_capture(Stream stream, const char* what, const char* instead) {
+  int status = kCaptureNone;
+  const int error = driver().StreamIsCapturing(stream, &status);
+  // The default stream cannot be asked while another one captures: an error that says the same.
+  check(error == kSuccess && status == kCaptureNone, what,
+        " was called while its stream captures a CUDA graph (or while another one captures and the "
+        "stream is the default one): ",
+        instead);
+}
+
+}  // namespace plait::cuda

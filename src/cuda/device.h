@@ -1,0 +1,66 @@
+// What the process holds of a GPU: its primary context (the one that PyTorch and the runtime use),
+// loaded kernels by their text, pinned staging memory. Kept for the life of the process.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cuda/driver.h"
+#include "cuda/staging.h"
+#include "jit/jit.h"
+
+namespace plait::cuda {
+
+// A loaded kernel and how it is launched.
+class Kernel {
+ public:
+  Kernel(const jit::KernelSource& source, const std::string& arch);  // context is current
+  // `argument`: the kernel's one parameter, at least as many bytes as it has.
+  void launch(unsigned grid, Stream stream, const void* argument) const;
+  const std::string& name() const { return name_; }
+  int num_threads() const { return num_threads_; }
+
+ private:
+  std::string name_;
+  Function function_ = nullptr;  // its module is never unloaded: a captured graph may need it
+  int num_threads_, smem_bytes_;
+};
+
+class GpuDevice {
+ public:
+  // Opens GPU `id` at its first use. Throws ArgumentError if there is no such device, Error if it
+  // cannot be used.
+  static GpuDevice& get(int id);
+
+  int id() const { return id_; }
+  Context context() const { return context_; }
+  const GpuInfo& info() const { return info_; }
+  // Compiled and loaded once a text. The context must be current.
+  std::shared_ptr<const Kernel> kernel(const jit::KernelSource& source);
+  // Of operations beside attention; calls from several threads are told apart by its own lock.
+  StagingRing& staging() { return staging_; }
+
+ private:
+  explicit GpuDevice(int id);
+  int id_;
+  Context context_ = nullptr;
+  GpuInfo info_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<const Kernel>> kernels_;
+  StagingRing staging_;
+};
+
+// Makes the device's context current until the end of the scope; the caller's comes back then.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(const GpuDevice& device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+};
+
+// Throws ArgumentError if `stream` captures a CUDA graph: "<what> ...". The context is current.
+void refuse_capture(Stream stream, const char* what, const char* instead);
+
+}  // namespace plait::cuda

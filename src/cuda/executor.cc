@@ -1,0 +1,229 @@
+// The CUDA backend: chooses and loads a kernel for an Attention, brings plans to the device and
+// launches. plan() uploads by a small kernel (kernels/upload.cuh) from a ring of pinned memory, so
+// that nothing waits; run() only fills the kernel's argument.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "cuda/cost_model.h"
+#include "cuda/device.h"
+#include "cuda/kernel_choice.h"
+#include "cuda/memory.h"
+#include "cuda/plan_image.h"
+#include "cuda/tensor_maps.h"
+#include "executor.h"
+#include "host_device/utility_calls.h"
+#include "plait/error.h"
+#include "sm90/params.h"
+
+namespace plait {
+namespace {
+
+using cuda::CurrentDevice;
+using cuda::DeviceBuffer;
+using cuda::driver;
+using cuda::GpuDevice;
+
+bool is_sm90(const KernelConfig& kernel) { return kernel.shapes[0].mma == Mma::kWgmma; }
+
+PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel,
+                       const cuda::GpuInfo& gpu) {
+  const cuda::KernelCost& cost = cuda::cost_of(kernel);
+  PlanTarget target;
+  target.num_ctas = gpu.num_multiprocessors * kernel.ctas_per_sm;
+  if (config.max_ctas > 0) target.num_ctas = std::min(target.num_ctas, config.max_ctas);
+  target.tile_kv = kernel.tile_kv;
+  target.group_size = config.num_qo_heads / config.num_kv_heads;
+  target.num_kv_heads = config.num_kv_heads;
+  target.num_shapes = kernel.num_shapes;
+  for (int i = 0; i < kernel.num_shapes; ++i) {
+    target.shapes[i] = {kernel.shapes[i].tile_q, kernel.shapes[i].key_split, cost.fixed_us,
+                        cost.us_per_key[i]};
+  }
+  target.merge_us = cost.merge_us;
+  target.min_split_keys = cost.min_split_keys;
+  // Flat formats: two partial tiles a CTA, however long the batch. Composed: a partial row for each
+  // row and level beside them.
+  long long rows = 2LL * target.num_ctas * kernel.shapes[0].tile_q;
+  if (config.kv.num_levels > 1) {
+    rows += static_cast<long long>(config.bounds.query_tokens) * config.num_qo_heads *
+            config.kv.num_levels;
+  }
+  check(rows <= std::numeric_limits<int>::max(), "bounds: query_tokens ",
+        config.bounds.query_tokens, " x num_qo_heads ", config.num_qo_heads, " x ",
+        config.kv.num_levels, " levels need ", rows, " partial rows; fewer than 2^31 are taken");
+  target.max_partial_rows = static_cast<int>(rows);
+  return target;
+}
+
+// The sm90 kernel moves K, V and Q in units of 16 bytes.
+void check_aligned(const char* name, const void* address, std::initializer_list<i64> strides) {
+  check(reinterpret_cast<std::uintptr_t>(address) % 16 == 0, "run: ", name, " starts at ", address,
+        "; kernel sm90a wants it 16-byte aligned (kernel=\"plain\" takes any alignment)");
+  for (const i64 stride : strides) {
+    check(stride % 8 == 0, "run: ", name, " has a stride of ", stride,
+          " elements; kernel sm90a wants multiples of 8, that is 16 bytes (kernel=\"plain\" takes "
+          "any stride)");
+  }
+}
+
+class CudaExecutor : public Executor {
+ public:
+  explicit CudaExecutor(const AttentionConfig& config)
+      : config_(config),
+        device_(GpuDevice::get(config.device.id)),
+        kernel_config_(cuda::choose_kernel(config, device_.info().arch)),
+        target_(make_target(config, kernel_config_, device_.info())) {
+    const CurrentDevice current(device_);
+    kernel_ = device_.kernel(jit::assemble_attention(kernel_config_, config.variant));
+    upload_ = device_.kernel(jit::assemble_utility("upload", {}, "UploadCall", 256));
+    head_ = DeviceBuffer(device_, cuda::head_bytes());
+    const std::size_t body_bytes = cuda::usual_body_bytes(config, target_);
+    bodies_.emplace_back(device_, body_bytes);
+    // Plans of a model a few steps ahead of the device, before memory must be pinned in plan().
+    constexpr std::size_t kMaxReserved = 1 << 20;
+    staging_.reserve(4, std::min(cuda::head_bytes() + body_bytes, kMaxReserved));
+  }
+
+  ~CudaExecutor() override {
+    if (driver().CtxPushCurrent(device_.context()) != cuda::kSuccess) return;  // the process ends
+    staging_.clear();
+    cuda::Context popped = nullptr;
+    driver().CtxPopCurrent(&popped);
+  }
+
+  const PlanTarget& target() const override { return target_; }
+  std::string kernel_name() const override { return kernel_->name(); }
+  long long workspace_bytes() const override { return layout().bytes; }
+
+  void upload(const Plan& plan, const FormatView& view, Workspace& workspace,
+              cuda::Stream stream) override {
+    const CurrentDevice current(device_);
+    cuda::refuse_capture(stream, "plan",
+                         "plan first; a captured run() serves every later plan within the bounds");
+    check(plan.num_ctas <= target_.num_ctas && plan.num_partial_rows <= target_.max_partial_rows,
+          "plan: made for ", plan.num_ctas, " CTAs and ", plan.num_partial_rows,
+          " partial rows; this Attention has ", target_.num_ctas, " and ",
+          target_.max_partial_rows);
+    const std::size_t body_bytes = cuda::body_bytes(plan, view);
+    if (body_bytes > bodies_.back().bytes()) {
+      // Runs under way may read the old body: it lives on. Doubling bounds what that costs.
+      bodies_.emplace_back(device_, std::max(body_bytes, 2 * bodies_.back().bytes()));
+    }
+    const std::size_t bytes = cuda::head_bytes() + body_bytes;
+    cuda::StagingRing::Buffer* image = staging_.acquire(bytes);
+    try {
+      cuda::write_image(plan, view, static_cast<char*>(bodies_.back().data()),
+                        static_cast<char*>(image->data));
+      UploadCall call{};
+      call.from = image->data;
+      call.head = head_.data();
+      call.body = bodies_.back().data();
+      call.head_units = static_cast<int>(cuda::head_bytes() / cuda::kUnitBytes);
+      call.body_units = static_cast<int>(body_bytes / cuda::kUnitBytes);
+      call.arrived = arrived(workspace);
+      call.num_arrived =
+          plan.num_partial_rows > 0 ? static_cast<i64>(plan.num_tokens) * config_.num_kv_heads : 0;
+      constexpr std::size_t kBytesOfCta = 256 * 4 * cuda::kUnitBytes;
+      const std::size_t work = std::max(bytes, static_cast<std::size_t>(call.num_arrived) * 4);
+      upload_->launch(std::clamp<unsigned>((work + kBytesOfCta - 1) / kBytesOfCta, 1, 64), stream,
+                      &call);
+    } catch (...) {
+      staging_.release_unused(image);
+      throw;
+    }
+    staging_.release(image, stream);
+  }
+
+  void run(const Params& given, std::span<const unsigned long long> variant_slots,
+           Workspace& workspace, cuda::Stream stream) override {
+    const CurrentDevice current(device_);
+    Params params = given;
+    params.plan = static_cast<const PlanView*>(head_.data());
+    char* const memory = static_cast<char*>(workspace.data());
+    params.partial_out = reinterpret_cast<float*>(memory);
+    params.partial_lse = reinterpret_cast<float*>(memory + layout().partial_lse);
+    params.arrived = arrived(workspace);
+
+    // [tensor maps][Params][slots]: Sm90Call or VariantCall of any variant.
+    alignas(128) char argument[kMaxArgumentBytes];
+    std::size_t bytes = 0;
+    const auto append = [&](const void* data, std::size_t size) {
+      check(bytes + size <= sizeof argument, "run: variant '", config_.variant.name(), "' has ",
+            variant_slots.size(), " parameters, more than a kernel takes");
+      std::memcpy(argument + bytes, data, size);
+      bytes += size;
+    };
+    if (is_sm90(kernel_config_)) {
+      const Sm90Maps maps = sm90_maps(params);
+      append(&maps, sizeof maps);
+    }
+    append(&params, sizeof params);
+    append(variant_slots.data(), variant_slots.size_bytes());
+    kernel_->launch(static_cast<unsigned>(target_.num_ctas), stream, argument);
+  }
+
+ private:
+  static constexpr std::size_t kMaxArgumentBytes = 4096;  // of a kernel, before CUDA 12.1
+
+  WorkspaceLayout layout() const {
+    return workspace_layout(target_.max_partial_rows, config_.head_dim_vo,
+                            config_.bounds.query_tokens, config_.num_kv_heads);
+  }
+  unsigned* arrived(const Workspace& workspace) const {
+    return reinterpret_cast<unsigned*>(static_cast<char*>(workspace.data()) + layout().arrived);
+  }
+
+  Sm90Maps sm90_maps(const Params& p) {
+    const bool affine = kernel_config_.loader == Loader::kAffine;
+    const auto check_kv = [&](const char* name, const void* address, const KvStrides& stride) {
+      check_aligned(name, address, {affine ? 0 : stride.block, stride.token, stride.head});
+    };
+    check_aligned("q", p.q, {p.q_stride.token, p.q_stride.head});
+    check_kv("k", p.k, p.k_stride);
+    check_kv("v", p.v, p.v_stride);
+    Sm90Maps maps{};
+    if (!affine) return maps;
+    const auto encode = [&](TensorMap& to, const char* name, const void* address, int head_dim,
+                            const KvStrides& stride) {
+      // Without rows there may be no address; the map is not used then, but must be valid.
+      const bool empty = p.num_kv_rows == 0;
+      const cuda::TensorMap& map = tensor_maps_.get(
+          name, empty ? head_.data() : address, kernel_config_.dtype_kv, head_dim, p.num_kv_heads,
+          empty ? 1 : p.num_kv_rows, empty ? KvStrides{0, head_dim, head_dim} : stride,
+          kernel_config_.tile_kv);
+      static_assert(sizeof to.opaque == sizeof map.opaque);
+      std::memcpy(to.opaque, map.opaque, sizeof to.opaque);
+    };
+    encode(maps.k, "k", p.k, config_.head_dim_qk, p.k_stride);
+    encode(maps.v, "v", p.v, config_.head_dim_vo, p.v_stride);
+    return maps;
+  }
+
+  const AttentionConfig config_;
+  GpuDevice& device_;
+  const KernelConfig kernel_config_;
+  const PlanTarget target_;
+  std::shared_ptr<const cuda::Kernel> kernel_, upload_;
+  DeviceBuffer head_;                  // PlanView: its address is what captured graphs know
+  std::vector<DeviceBuffer> bodies_;   // the last one is in use
+  cuda::StagingRing staging_;
+  cuda::TensorMapCache tensor_maps_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_cuda_executor(const AttentionConfig& config) {
+  return std::make_unique<CudaExecutor>(config);
+}
+
+long long cuda_workspace_bytes(const AttentionConfig& config) {
+  const cuda::GpuInfo& gpu = GpuDevice::get(config.device.id).info();
+  const KernelConfig kernel = cuda::choose_kernel(config, gpu.arch);
+  const PlanTarget target = make_target(config, kernel, gpu);
+  return workspace_layout(target.max_partial_rows, config.head_dim_vo, config.bounds.query_tokens,
+                          config.num_kv_heads)
+      .bytes;
+}
+
+}  // namespace plait

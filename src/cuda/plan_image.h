@@ -1,0 +1,24 @@
+// A Plan and its block tables as the bytes that go to the device: PlanView at a fixed address (the
+// head, which captured graphs know), and the arrays it points at (the body).
+#pragma once
+#include <cstddef>
+
+#include "formats/view.h"
+#include "plait/plan.h"
+
+namespace plait::cuda {
+
+inline constexpr std::size_t kUnitBytes = 16;  // what kernels/upload.cuh copies
+
+constexpr std::size_t head_bytes() {
+  return (sizeof(PlanView) + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+}
+// Bytes of the body; a multiple of kUnitBytes.
+std::size_t body_bytes(const Plan& plan, const FormatView& view);
+// Writes head and body, one after the other, for a body that will lie at `device_body`.
+void write_image(const Plan& plan, const FormatView& view, char* device_body, char* image);
+
+// Bytes that a body within `bounds` hardly ever exceeds: reserved ahead; beyond it memory grows.
+std::size_t usual_body_bytes(const AttentionConfig& config, const PlanTarget& target);
+
+}  // namespace plait::cuda
