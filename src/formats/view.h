@@ -25,6 +25,7 @@ struct FormatView {
   int num_query_tokens = 0;
   // By request: keys over all levels, and 1 + the last level that covers it (composed only).
   std::vector<int> request_kv_len, request_level;
+  std::vector<int> block_list;  // by row block: the request or node whose list it has; -1: no list
 };
 
 // How many entries the `indices` of all levels together hold at most, within `bounds`: what an

@@ -1,0 +1,22 @@
+// The KV formats by name.
+#include "plait/kv_format.h"
+
+#include "plait/error.h"
+
+namespace plait {
+
+KvFormat ragged_kv() { return {}; }
+
+KvFormat paged_kv(int page_size, bool hnd) {
+  check(page_size >= 1, "paged_kv: page_size is ", page_size, "; it must be >= 1");
+  return {KvFormat::kPaged, page_size, hnd, 1};
+}
+
+KvFormat composed_kv(KvFormat format, int num_levels) {
+  check(num_levels >= 1 && num_levels <= kMaxLevels, "composed_kv: num_levels is ", num_levels,
+        "; it must be 1 ... ", kMaxLevels);
+  format.num_levels = num_levels;
+  return format;
+}
+
+}  // namespace plait
