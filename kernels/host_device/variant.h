@@ -81,6 +81,24 @@ constexpr bool agrees_on_softmax(bool declared) {
   }
 }
 
+// Whether the functors of V can be called as this file says, with parameters of type P. Asked by
+// generated code of those that the source defines, so that a wrong signature gets one clear line.
+template <class V, class P>
+struct FunctorFits {
+  static constexpr bool query_transform =
+      requires(const P& p, const RowContext& c, ProbeRow& row) { V::query_transform(p, c, row); };
+  static constexpr bool key_transform =
+      requires(const P& p, const RowContext& c, ProbeRow& row) { V::key_transform(p, c, row); };
+  static constexpr bool value_transform =
+      requires(const P& p, const RowContext& c, ProbeRow& row) { V::value_transform(p, c, row); };
+  static constexpr bool logits_transform =
+      requires(const P& p, const LogitContext& c, float x) { float{V::logits_transform(p, c, x)}; };
+  static constexpr bool logits_mask =
+      requires(const P& p, const LogitContext& c) { bool{V::logits_mask(p, c)}; };
+  static constexpr bool output_transform =
+      requires(const P& p, const OutputContext& c, float x) { float{V::output_transform(p, c, x)}; };
+};
+
 // The variant without functors: plain softmax attention; visibility alone tells full, causal and
 // window apart.
 struct Standard {

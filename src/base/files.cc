@@ -67,6 +67,8 @@ bool is_directory(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+bool is_readable(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
+
 bool make_writable_dir(const std::string& path, std::string* why) {
   std::error_code error;
   std::filesystem::create_directories(path, error);

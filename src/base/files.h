@@ -14,6 +14,7 @@ bool write_file_atomically(const std::string& path, std::string_view bytes,
 // Creates the folder and its parents; true if it is there and files can be created in it.
 bool make_writable_dir(const std::string& path, std::string* why = nullptr);
 bool is_directory(const std::string& path);
+bool is_readable(const std::string& path);
 
 // A folder of our own under $TMPDIR or /tmp, removed with all in it at the end of its life.
 class TemporaryDir {

@@ -81,7 +81,8 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   if (config.kernel == "sm90a") {
     check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
-    check(takes, "kernel 'sm90a' takes head_dim_qk = head_dim_vo = 128 in bfloat16 or float16, not ",
+    check(takes,
+          "kernel 'sm90a' takes head_dim_qk = head_dim_vo = 128 in bfloat16 or float16, not ",
           config.head_dim_qk, " and ", config.head_dim_vo, " in ", to_string(config.dtype),
           "; 'auto' and 'plain' run it");
   }

@@ -1,0 +1,92 @@
+// Everything that plait ships for an architecture, in one list: what `plait compile` compiles and
+// the spill test holds to 0 bytes. At most 80 an architecture.
+#include <algorithm>
+
+#include "cuda/driver.h"
+#include "cuda/kernel_choice.h"
+#include "jit/jit.h"
+#include "jit/nvrtc.h"
+#include "plait/error.h"
+
+namespace plait::jit {
+
+std::vector<KernelSource> shipped_kernels(const std::string& arch) {
+  const std::vector<std::string> known = shipped_architectures();
+  if (std::find(known.begin(), known.end(), arch) == known.end()) {
+    std::string all;
+    for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
+    check(false, "arch is '", arch, "', but plait ships ", all);
+  }
+  const Variant variants[] = {full(), soft_cap(30.0f)};
+  std::vector<KernelSource> kernels;
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16}) {
+    for (const int head_dim : {64, 128}) {
+      for (const Loader loader : {Loader::kAffine, Loader::kGather}) {
+        for (const Variant& variant : variants) {
+          const KernelConfig config = cuda::plain_config(dtype, head_dim, head_dim, loader);
+          kernels.push_back(assemble_attention(config, variant));
+        }
+      }
+    }
+    kernels.push_back(assemble_utility("merge_states", dtype, "MergeStatesCall", 128));
+  }
+  kernels.push_back(assemble_utility("append_kv", std::nullopt, "AppendKvCall", 128));
+  kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", 128));
+  if (arch != "90a") return kernels;
+  for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
+    for (const bool decode_only : {false, true}) {
+      for (const Loader loader : {Loader::kAffine, Loader::kGather}) {
+        for (const Variant& variant : variants) {
+          const KernelConfig config = cuda::sm90_config(dtype, loader, decode_only);
+          kernels.push_back(assemble_attention(config, variant));
+        }
+      }
+    }
+  }
+  return kernels;
+}
+
+}  // namespace plait::jit
+
+namespace plait {
+
+std::vector<std::string> shipped_architectures() {
+  return {"75", "80", "86", "89", "90a", "100", "120"};
+}
+
+std::vector<CompiledKernel> compile_shipped(const std::string& arch) {
+  std::vector<CompiledKernel> rows;
+  const std::vector<jit::KernelSource> kernels = jit::shipped_kernels(arch);
+  jit::nvrtc();  // not found: one error, not one a row
+  for (const jit::KernelSource& source : kernels) {
+    CompiledKernel row;
+    row.kernel = source.name;
+    row.arch = arch;
+    try {
+      const jit::Cubin cubin = jit::compile_cubin_uncached(source, arch);
+      row.seconds = cubin.seconds;
+      row.registers = cubin.resources.registers;
+      row.spill_bytes = cubin.resources.spill_bytes;
+      row.smem_bytes = source.smem_bytes + cubin.resources.smem_bytes;
+    } catch (const Error& error) {
+      row.error = error.what();
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+DriverInfo driver_info() {
+  DriverInfo info;
+  info.found = cuda::driver_available(&info.why_not);
+  if (!info.found) return info;
+  info.major = cuda::driver().version / 1000;
+  info.minor = cuda::driver().version % 1000 / 10;
+  for (const cuda::GpuInfo& gpu : cuda::list_gpus()) {
+    info.gpus.push_back(
+        {gpu.name, gpu.arch, gpu.num_multiprocessors, static_cast<long long>(gpu.memory_bytes)});
+  }
+  return info;
+}
+
+}  // namespace plait

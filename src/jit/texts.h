@@ -1,0 +1,16 @@
+// The embedded texts as includes: looking one up, expanding them into one self-contained text for
+// the host compiler, and the hash of them all, which is part of every cache key.
+#pragma once
+#include <string>
+
+namespace plait::jit {
+
+const char* embedded_text(const std::string& name);  // null if there is none
+const std::string& embedded_hash();
+
+// `text` with every `#include "name"` of an embedded file replaced by its text, each once, in the
+// order of a compiler with #pragma once. #line directives keep errors pointing into the files they
+// came from; `file` names the text itself. Other includes stay as they are.
+std::string expand_includes(const std::string& text, const std::string& file);
+
+}  // namespace plait::jit
