@@ -21,10 +21,9 @@ PLAIT_DEVICE KeySlot append_slot(const AppendKvCall& call, int i) {
   if (request < 0) return {-1, 0};
   const i64 position = load_index(call.positions, call.positions_bytes, i * call.positions_stride);
   const BlockTable& table = call.table;
-  const i64 list =
-      table.list_begin != nullptr
-          ? load_index(table.list_begin, table.list_begin_bytes, request)
-          : request;
+  const i64 list = table.list_begin != nullptr
+                       ? load_index(table.list_begin, table.list_begin_bytes, request)
+                       : request;
   const i64 first = list * table.stride_list;
   return key_slot(table, first, call.block_size, static_cast<int>(position));
 }

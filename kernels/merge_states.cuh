@@ -19,8 +19,8 @@ PLAIT_DEVICE void merge_states(const MergeStatesCall& call) {
     const i64 row = i / call.num_heads;
     const int head = static_cast<int>(i % call.num_heads);
     const float* lse = call.lse + row * call.lse_stride_row + head * call.lse_stride_head;
-    const T* v = static_cast<const T*>(call.v) + row * call.v_stride_row +
-                 head * call.v_stride_head;
+    const T* v =
+        static_cast<const T*>(call.v) + row * call.v_stride_row + head * call.v_stride_head;
 
     float max_lse = kNegInf;
     int num_present = 0, present = 0;
@@ -37,8 +37,7 @@ PLAIT_DEVICE void merge_states(const MergeStatesCall& call) {
       if (x != kNegInf) sum += exp2((x - max_lse) * kLog2e);
     }
 
-    T* out = static_cast<T*>(call.out) + row * call.out_stride.token +
-             head * call.out_stride.head;
+    T* out = static_cast<T*>(call.out) + row * call.out_stride.token + head * call.out_stride.head;
     for (int dim = lane; dim < call.head_dim; dim += 32) {
       if (num_present == 0) {
         out[dim] = from_float<T>(0.0f);

@@ -35,7 +35,7 @@ struct Tile {
     float q[kRows][kDimQk];
     float kv[kNumKeys][kKeyStride];  // K, and after the logits V
     int token[kRows], request[kRows], position[kRows], qo_head[kRows];
-    int last[kRows];                 // of arrive_and_merge
+    int last[kRows];  // of arrive_and_merge
   };
   static_assert(sizeof(Smem) <= 48 * 1024, "plain: static shared memory; take a smaller tile_q");
 };
@@ -63,8 +63,7 @@ PLAIT_DEVICE void load_q(typename Tile<kConfig>::Smem& smem, const VariantCall<V
   const Params& params = call.params;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int r = warp; r < item.num_rows; r += kNumWarps) {
-    const PackedRow row =
-        packed_row(plan, block, item.first_row + r, kv_head, params.group_size);
+    const PackedRow row = packed_row(plan, block, item.first_row + r, kv_head, params.group_size);
     const int request = plan.token_request[row.token], position = plan.token_position[row.token];
     if (lane == 0) {
       smem.token[r] = row.token;
@@ -88,8 +87,8 @@ enum class Operand { kKey, kValue };
 // what lies in memory there belongs to nobody, and 0 * NaN is NaN.
 template <KernelConfig kConfig, class V, Operand kOperand>
 PLAIT_DEVICE void load_kv(typename Tile<kConfig>::Smem& smem, const VariantCall<V>& call,
-                          const BlockTable& table, const RowBlock& block, int request,
-                          int kv_head, int first, int end) {
+                          const BlockTable& table, const RowBlock& block, int request, int kv_head,
+                          int first, int end) {
   using Kv = Storage<kConfig.dtype_kv>;
   constexpr bool kAffine = kConfig.loader == Loader::kAffine;
   constexpr bool kIsKey = kOperand == Operand::kKey;

@@ -9,8 +9,8 @@
 namespace plait {
 
 struct CudaTimingOptions {
-  bool cold_l2 = true;       // before each call, other memory is read through the L2 (clean: writes
-                             //   would cost the call 4 to 5 us); the time of that is subtracted
+  bool cold_l2 = true;  // before each call, other memory is read through the L2 (clean: writes
+                        //   would cost the call 4 to 5 us); the time of that is subtracted
   int calls_a_graph = 25;
   int min_graphs = 5;        // launches of each graph, alternating
   double min_seconds = 0.3;  // of measuring: clocks fall under load

@@ -22,7 +22,7 @@ void copy_to_host(const Device& device, void* to, const void* from, long long by
                   Stream stream = nullptr);
 void fill_bytes(const Device& device, void* data, int value, long long bytes,
                 Stream stream = nullptr);
-void synchronize(const Device& device);                  // everything on the device
+void synchronize(const Device& device);  // everything on the device
 void synchronize(const Device& device, Stream stream);
 // Of a stream that does not wait for the default one.
 Stream create_stream(const Device& device);

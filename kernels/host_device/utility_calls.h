@@ -1,5 +1,5 @@
-// Arguments of the small kernels beside attention (upload.cuh, merge_states.cuh, append_kv.cuh),
-// filled in by the CUDA backend.
+// Arguments of the small kernels beside attention (upload.cuh, merge_states.cuh, append_kv.cuh,
+// read_all.cuh), filled in by the CUDA backend.
 #pragma once
 #include "host_device/config.h"
 
@@ -7,10 +7,10 @@ namespace plait {
 
 // kernels/upload.cuh: pinned host memory -> the executor's plan. Sizes in units of 16 bytes.
 struct UploadCall {
-  const void* from;     // [head][body], pinned
+  const void* from;  // [head][body], pinned
   void *head, *body;
   int head_units, body_units;
-  unsigned* arrived;    // counters to zero
+  unsigned* arrived;  // counters to zero
   i64 num_arrived;
 };
 
@@ -37,13 +37,20 @@ struct AppendKvCall {
   KvStrides k_stride, v_stride;           // in bytes
   int k_row_bytes, v_row_bytes;
   int num_tokens, num_kv_heads, block_size;
-  int k_unit, v_unit;                     // 16 where everything is aligned for it, else element bytes
+  int k_unit, v_unit;  // 16 where everything is aligned for it, else element bytes
   int affine;
   const void *slots, *batch_indices, *positions;  // slots null: by batch index and position
   int slots_bytes, batch_indices_bytes, positions_bytes;
   int padding = 0;
   i64 slots_stride, batch_indices_stride, positions_stride;
   BlockTable table;
+};
+
+// kernels/read_all.cuh.
+struct ReadAllCall {
+  const void* data;  // num_units times 16 bytes, all zero
+  i64 num_units;
+  unsigned* found;
 };
 
 }  // namespace plait

@@ -53,14 +53,13 @@ PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& vari
   constexpr bool kUseSoftmax = VariantTraits<V>::kUseSoftmax;
   constexpr int kDim = kConfig.head_dim_vo;
   constexpr int kSteps = (kDim + 127) / 128;  // of 32 lanes x 4 elements
-  constexpr int kBatch = 4;                   // parts in flight: their latency is what a merge costs
+  constexpr int kBatch = 4;  // parts in flight: their latency is what a merge costs
   const int begin = plan.token_merge_indptr[token], end = plan.token_merge_indptr[token + 1];
 
   float max_logit = kNegInf;  // base 2
   bool any = false;
   for (int first = begin; first < end; first += 32) {
-    const SourceOfLane mine =
-        source_of_lane<V>(params, plan, first + lane, end, kv_head, g);
+    const SourceOfLane mine = source_of_lane<V>(params, plan, first + lane, end, kv_head, g);
     max_logit = max(max_logit, mine.logit);
     any |= mine.row >= 0;
   }
@@ -72,10 +71,9 @@ PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& vari
   float sum = 0.0f;
   float out[kSteps][4] = {};
   for (int first = begin; first < end; first += 32) {
-    const SourceOfLane mine =
-        source_of_lane<V>(params, plan, first + lane, end, kv_head, g);
+    const SourceOfLane mine = source_of_lane<V>(params, plan, first + lane, end, kv_head, g);
     // Without softmax states add. An empty state is skipped: it is the identity.
-    const float weight = !kUseSoftmax             ? (mine.row >= 0 ? 1.0f : 0.0f)
+    const float weight = !kUseSoftmax            ? (mine.row >= 0 ? 1.0f : 0.0f)
                          : mine.logit == kNegInf ? 0.0f
                                                  : exp2(mine.logit - max_logit);
     unsigned pending = __ballot_sync(0xffffffffu, mine.row >= 0 && weight != 0.0f);
@@ -92,8 +90,7 @@ PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& vari
         for (int s = 0; s < kSteps; ++s) {
           const int dim = 128 * s + 4 * lane;
           if (from >= 0 && dim < kDim) {
-            ptx::load_relaxed(params.partial_out + static_cast<i64>(row) * kDim + dim,
-                              parts[b][s]);
+            ptx::load_relaxed(params.partial_out + static_cast<i64>(row) * kDim + dim, parts[b][s]);
           }
         }
       }
@@ -154,8 +151,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
       expected += __shfl_xor_sync(0xffffffffu, expected, step);
     }
     if (valid && thread % num_lanes == 0) {
-      unsigned* counter =
-          params.arrived + static_cast<i64>(token) * params.num_kv_heads + kv_head;
+      unsigned* counter = params.arrived + static_cast<i64>(token) * params.num_kv_heads + kv_head;
       const bool is_last = ptx::arrive_acq_rel(counter) + 1 == expected;
       if (is_last) *counter = 0;  // for the next run; nobody else arrives here in this one
       last[t] = is_last ? token : -1;

@@ -17,8 +17,8 @@ PLAIT_DEVICE void store4(T* address, const float (&x)[4]) {
   struct alignas(4 * sizeof(T)) Four {
     T x[4];
   };
-  const Four four{{from_float<T>(x[0]), from_float<T>(x[1]), from_float<T>(x[2]),
-                   from_float<T>(x[3])}};
+  const Four four{
+      {from_float<T>(x[0]), from_float<T>(x[1]), from_float<T>(x[2]), from_float<T>(x[3])}};
   if (reinterpret_cast<unsigned long long>(address) % sizeof(Four) == 0) {
     *reinterpret_cast<Four*>(address) = four;
   } else {

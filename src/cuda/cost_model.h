@@ -8,10 +8,10 @@
 namespace plait::cuda {
 
 struct KernelCost {
-  float fixed_us;             // starting an item: Q, first loads, epilogue
-  float us_per_key[2];        // by shape, of the whole tile
-  float merge_us;             // a partial tile: writing, arriving, joining
-  int min_split_keys;         // a shorter piece costs more than it saves
+  float fixed_us;       // starting an item: Q, first loads, epilogue
+  float us_per_key[2];  // by shape, of the whole tile
+  float merge_us;       // a partial tile: writing, arriving, joining
+  int min_split_keys;   // a shorter piece costs more than it saves
 };
 
 //                              fixed  us/key of shapes 0, 1        merge  min split

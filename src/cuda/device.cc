@@ -3,6 +3,9 @@
 #include "plait/error.h"
 
 namespace plait::cuda {
+namespace {
+constexpr int kUtilityThreads = 256;  // of upload, append_kv, ...: all take any grid
+}
 
 Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)
     : name_(source.name), num_threads_(source.num_threads), smem_bytes_(source.smem_bytes) {
@@ -11,11 +14,11 @@ Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)
   Module module = nullptr;
   check_cuda(d.ModuleLoadData(&module, cubin.bytes.data()),
              concat("loading kernel '", name_, "' (sm_", arch, ")").c_str());
-  check_cuda(d.ModuleGetFunction(&function_, module, source.entry.c_str()),
-             "cuModuleGetFunction");
+  check_cuda(d.ModuleGetFunction(&function_, module, source.entry.c_str()), "cuModuleGetFunction");
   if (smem_bytes_ > 48 * 1024) {  // up to there no one need ask
-    check_cuda(d.FuncSetAttribute(function_, kFunctionMaxDynamicSmem, smem_bytes_),
-               concat("kernel '", name_, "' wants ", smem_bytes_, " bytes of shared memory").c_str());
+    check_cuda(
+        d.FuncSetAttribute(function_, kFunctionMaxDynamicSmem, smem_bytes_),
+        concat("kernel '", name_, "' wants ", smem_bytes_, " bytes of shared memory").c_str());
   }
   // As much of the L1 as shared memory as there can be, so that as many CTAs as planned fit.
   check_cuda(d.FuncSetAttribute(function_, kFunctionSmemCarveout, 100), "cuFuncSetAttribute");
@@ -41,8 +44,7 @@ GpuDevice::GpuDevice(int id) : id_(id) {
   DeviceId device = 0;
   check_cuda(d.DeviceGet(&device, id), "cuDeviceGet");
   info_ = gpu_info(device);
-  check_cuda(d.DevicePrimaryCtxRetain(&context_, device),
-             concat("opening cuda:", id).c_str());
+  check_cuda(d.DevicePrimaryCtxRetain(&context_, device), concat("opening cuda:", id).c_str());
 }
 
 GpuDevice& GpuDevice::get(int id) {
@@ -71,6 +73,20 @@ std::shared_ptr<const Kernel> GpuDevice::kernel(const jit::KernelSource& source)
   auto kernel = std::make_shared<const Kernel>(source, info_.arch);
   const std::lock_guard lock(mutex_);
   return kernels_.try_emplace(source.text, std::move(kernel)).first->second;
+}
+
+std::shared_ptr<const Kernel> GpuDevice::utility(const std::string& name,
+                                                 const std::string& call_type,
+                                                 std::optional<Dtype> dtype) {
+  const std::string key = dtype ? concat(name, " ", static_cast<int>(*dtype)) : name;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = utilities_.find(key);
+    if (it != utilities_.end()) return it->second;
+  }
+  const auto loaded = kernel(jit::assemble_utility(name, dtype, call_type, kUtilityThreads));
+  const std::lock_guard lock(mutex_);
+  return utilities_.try_emplace(key, loaded).first->second;
 }
 
 CurrentDevice::CurrentDevice(const GpuDevice& device) {

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "cuda/driver.h"
@@ -38,7 +39,10 @@ class GpuDevice {
   const GpuInfo& info() const { return info_; }
   // Compiled and loaded once a text. The context must be current.
   std::shared_ptr<const Kernel> kernel(const jit::KernelSource& source);
-  // Of operations beside attention; calls from several threads are told apart by its own lock.
+  // kernels/<name>.cuh, see jit::assemble_utility. Loaded at its first use.
+  std::shared_ptr<const Kernel> utility(const std::string& name, const std::string& call_type,
+                                        std::optional<Dtype> dtype = {});
+  // Of the operations beside attention, from any thread.
   StagingRing& staging() { return staging_; }
 
  private:
@@ -47,7 +51,8 @@ class GpuDevice {
   Context context_ = nullptr;
   GpuInfo info_;
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<const Kernel>> kernels_;
+  std::map<std::string, std::shared_ptr<const Kernel>> kernels_;    // by text
+  std::map<std::string, std::shared_ptr<const Kernel>> utilities_;  // by name and dtype
   StagingRing staging_;
 };
 

@@ -1,6 +1,8 @@
 // The CUDA backend: chooses and loads a kernel for an Attention, brings plans to the device and
 // launches. plan() uploads by a small kernel (kernels/upload.cuh) from a ring of pinned memory, so
 // that nothing waits; run() only fills the kernel's argument.
+#include "executor.h"
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -11,7 +13,6 @@
 #include "cuda/memory.h"
 #include "cuda/plan_image.h"
 #include "cuda/tensor_maps.h"
-#include "executor.h"
 #include "host_device/utility_calls.h"
 #include "plait/error.h"
 #include "sm90/params.h"
@@ -76,8 +77,12 @@ class CudaExecutor : public Executor {
         target_(make_target(config, kernel_config_, device_.info())) {
     const CurrentDevice current(device_);
     kernel_ = device_.kernel(jit::assemble_attention(kernel_config_, config.variant));
-    upload_ = device_.kernel(jit::assemble_utility("upload", {}, "UploadCall", 256));
+    upload_ = device_.utility("upload", "UploadCall");
+    // Loaded here rather than at its first use: that may be inside a graph capture.
+    device_.utility("append_kv", "AppendKvCall");
     head_ = DeviceBuffer(device_, cuda::head_bytes());
+    arrived_ = DeviceBuffer(device_, sizeof(unsigned) * config.bounds.query_tokens *
+                                         static_cast<std::size_t>(config.num_kv_heads));
     const std::size_t body_bytes = cuda::usual_body_bytes(config, target_);
     bodies_.emplace_back(device_, body_bytes);
     // Plans of a model a few steps ahead of the device, before memory must be pinned in plan().
@@ -96,8 +101,7 @@ class CudaExecutor : public Executor {
   std::string kernel_name() const override { return kernel_->name(); }
   long long workspace_bytes() const override { return layout().bytes; }
 
-  void upload(const Plan& plan, const FormatView& view, Workspace& workspace,
-              cuda::Stream stream) override {
+  void upload(const Plan& plan, const FormatView& view, Workspace&, cuda::Stream stream) override {
     const CurrentDevice current(device_);
     cuda::refuse_capture(stream, "plan",
                          "plan first; a captured run() serves every later plan within the bounds");
@@ -121,7 +125,7 @@ class CudaExecutor : public Executor {
       call.body = bodies_.back().data();
       call.head_units = static_cast<int>(cuda::head_bytes() / cuda::kUnitBytes);
       call.body_units = static_cast<int>(body_bytes / cuda::kUnitBytes);
-      call.arrived = arrived(workspace);
+      call.arrived = static_cast<unsigned*>(arrived_.data());
       call.num_arrived =
           plan.num_partial_rows > 0 ? static_cast<i64>(plan.num_tokens) * config_.num_kv_heads : 0;
       constexpr std::size_t kBytesOfCta = 256 * 4 * cuda::kUnitBytes;
@@ -143,7 +147,7 @@ class CudaExecutor : public Executor {
     char* const memory = static_cast<char*>(workspace.data());
     params.partial_out = reinterpret_cast<float*>(memory);
     params.partial_lse = reinterpret_cast<float*>(memory + layout().partial_lse);
-    params.arrived = arrived(workspace);
+    params.arrived = static_cast<unsigned*>(arrived_.data());
 
     // [tensor maps][Params][slots]: Sm90Call or VariantCall of any variant.
     alignas(128) char argument[kMaxArgumentBytes];
@@ -169,9 +173,6 @@ class CudaExecutor : public Executor {
   WorkspaceLayout layout() const {
     return workspace_layout(target_.max_partial_rows, config_.head_dim_vo,
                             config_.bounds.query_tokens, config_.num_kv_heads);
-  }
-  unsigned* arrived(const Workspace& workspace) const {
-    return reinterpret_cast<unsigned*>(static_cast<char*>(workspace.data()) + layout().arrived);
   }
 
   Sm90Maps sm90_maps(const Params& p) {
@@ -205,8 +206,11 @@ class CudaExecutor : public Executor {
   const KernelConfig kernel_config_;
   const PlanTarget target_;
   std::shared_ptr<const cuda::Kernel> kernel_, upload_;
-  DeviceBuffer head_;                  // PlanView: its address is what captured graphs know
-  std::vector<DeviceBuffer> bodies_;   // the last one is in use
+  DeviceBuffer head_;                 // PlanView: its address is what captured graphs know
+  std::vector<DeviceBuffer> bodies_;  // the last one is in use
+  // Our own, not the workspace's: whoever shares that may divide it otherwise, and leave partial
+  // rows where our counters have to be zero.
+  DeviceBuffer arrived_;
   cuda::StagingRing staging_;
   cuda::TensorMapCache tensor_maps_;
 };

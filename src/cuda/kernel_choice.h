@@ -13,7 +13,8 @@ KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader 
 
 // Whether kernels/sm90/attention.cuh takes these; sm90_config requires it.
 bool sm90_takes(Dtype dtype, int head_dim_qk, int head_dim_vo);
-// decode_only: no row block has more than 64 packed rows; a small kernel, two CTAs a multiprocessor.
+// decode_only: no row block has more than 64 packed rows; a small kernel, two CTAs a
+// multiprocessor.
 KernelConfig sm90_config(Dtype dtype, Loader loader, bool decode_only);
 
 // The kernel of an Attention on a GPU of architecture `arch`. Throws ArgumentError where

@@ -1,25 +1,18 @@
-// Device memory for the host side: workspaces, plans.
+// Device memory that C++ objects own. The public calls are in plait/cuda_memory.h.
 #pragma once
 #include <cstddef>
 
 #include "cuda/device.h"
-#include "plait/tensor.h"
+#include "plait/cuda_memory.h"
 
-namespace plait {
+namespace plait::cuda {
 
-// 256-byte aligned, contents undefined; 0 bytes give a pointer that may be freed. Makes the device
-// current for the call only. Throws ArgumentError (no such device) or Error (no driver, no memory).
-void* device_alloc(const Device& device, long long bytes);
-void device_free(const Device& device, void* data);  // waits for the device; null is ignored
-
-namespace cuda {
-
-// Owns device memory of one GPU.
+// Memory of one GPU, 256-byte aligned, contents undefined.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   DeviceBuffer(GpuDevice& device, std::size_t bytes);
-  ~DeviceBuffer();
+  ~DeviceBuffer();  // waits for the device
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   void* data() const { return data_; }
@@ -31,5 +24,4 @@ class DeviceBuffer {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace cuda
-}  // namespace plait
+}  // namespace plait::cuda

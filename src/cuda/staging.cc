@@ -45,8 +45,7 @@ StagingRing::Buffer* StagingRing::acquire(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   for (Buffer* buffer : buffers_) {
     // An event that was never recorded counts as done.
-    if (!buffer->busy && buffer->bytes >= bytes &&
-        driver().EventQuery(buffer->done) == kSuccess) {
+    if (!buffer->busy && buffer->bytes >= bytes && driver().EventQuery(buffer->done) == kSuccess) {
       buffer->busy = true;
       return buffer;
     }

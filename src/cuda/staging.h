@@ -20,7 +20,7 @@ class StagingRing {
     void* data = nullptr;  // 16-byte aligned; readable by the device under the same address
     std::size_t bytes = 0;
     Event done = nullptr;
-    bool busy = false;     // handed out, `done` not recorded yet
+    bool busy = false;  // handed out, `done` not recorded yet
   };
   // Memory for the host to write and for work on one stream to read. The context is current, as in
   // the other calls.

@@ -7,8 +7,8 @@ namespace {
 
 constexpr std::size_t kMaxEntries = 512;  // K and V of 256 layers
 
-TensorMap encode(const char* name, const void* address, Dtype dtype, int head_dim,
-                 int num_kv_heads, i64 num_rows, const KvStrides& stride, int box_rows) {
+TensorMap encode(const char* name, const void* address, Dtype dtype, int head_dim, int num_kv_heads,
+                 i64 num_rows, const KvStrides& stride, int box_rows) {
   const std::uint64_t dims[3] = {static_cast<std::uint64_t>(head_dim),
                                  static_cast<std::uint64_t>(num_kv_heads),
                                  static_cast<std::uint64_t>(num_rows)};
@@ -27,7 +27,8 @@ TensorMap encode(const char* name, const void* address, Dtype dtype, int head_di
       kSwizzle128B, kL2None, kOobZero);
   check(error == kSuccess, "run: ", name, " at ", address, " with ", num_rows, " rows, ",
         num_kv_heads, " heads of ", head_dim, " elements, strides (", stride.token, ", ",
-        stride.head, ") elements cannot be read by TMA (strides must be positive, rows < 2^32); "
+        stride.head,
+        ") elements cannot be read by TMA (strides must be positive, rows < 2^32); "
         "kernel=\"plain\" takes it");
   return map;
 }
