@@ -1,9 +1,11 @@
 // Plan as plain data: its arrays as bytes, which python/plait/plan.py reads as structured NumPy
 // arrays, and back; and the planner as a pure host function.
+#include <algorithm>
 #include <cstring>
 
 #include "batch_arg.h"
 #include "bindings.h"
+#include "cuda/cost_model.h"
 #include "formats/view.h"
 #include "plait/plan.h"
 
@@ -138,6 +140,29 @@ Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr
                    scheduler == "lpt" ? Scheduler::kLpt : Scheduler::kAuto);
 }
 
+// The target that stands for sm90 where none is at hand: its shipped costs; two shapes split the keys
+// of the second. Only a model: a plan of it is for no Attention.
+nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_kv, int group_size,
+                        int num_kv_heads) {
+  check(tile_q.size() == 1 || tile_q.size() == 2, "make_plan: tile_q has ", tile_q.size(),
+        " shapes; one or two are taken");
+  const cuda::KernelCost& cost = tile_q.size() == 1 ? cuda::kSm90DecodeCost : cuda::kSm90MixedCost;
+  nb::list shapes;
+  for (size_t i = 0; i < tile_q.size(); ++i) {
+    shapes.append(nb::make_tuple(tile_q[i], int(i) + 1, cost.fixed_us, cost.us_per_key[i]));
+  }
+  nb::dict target;
+  target["num_ctas"] = num_ctas;
+  target["tile_kv"] = tile_kv;
+  target["group_size"] = group_size;
+  target["num_kv_heads"] = num_kv_heads;
+  target["merge_us"] = cost.merge_us;
+  target["min_split_keys"] = cost.min_split_keys;
+  target["max_partial_rows"] = 2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end());
+  target["shapes"] = shapes;
+  return target;
+}
+
 }  // namespace
 
 void bind_plan(nb::module_& m) {
@@ -151,6 +176,8 @@ void bind_plan(nb::module_& m) {
       .def("__str__", [](const Plan& plan) { return to_string(plan); });
   m.def("make_plan", &plan_on_host, "kv"_a, "bounds"_a, "qo_indptr"_a, "tables"_a, "levels"_a,
         "variant"_a, "target"_a, "scheduler"_a);
+  m.def("default_target", &default_target, "tile_q"_a, "num_ctas"_a, "tile_kv"_a, "group_size"_a,
+        "num_kv_heads"_a);
   m.attr("row_block_bytes") = sizeof(RowBlock);
   m.attr("work_item_bytes") = sizeof(WorkItem);
   m.attr("merge_source_bytes") = sizeof(MergeSource);

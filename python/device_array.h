@@ -1,8 +1,7 @@
 // Memory on a GPU without a framework: what `--device cuda` uses where torch is not installed.
 #pragma once
-#include <nanobind/nanobind.h>
-
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "plait/cuda_memory.h"
@@ -10,19 +9,30 @@
 
 namespace plait::python {
 
-// A contiguous tensor in memory of its own.
+// A contiguous tensor on a GPU; rows() shares its memory.
 class DeviceArray {
  public:
-  DeviceArray(std::vector<int64_t> shape, uint8_t dtype_code, uint8_t dtype_bits, const Device& device);
+  // dtype: "float32", "bfloat16", "float16", "int32", "int64", "uint8". Throws ArgumentError.
+  DeviceArray(std::vector<int64_t> shape, const std::string& dtype, const Device& device);
+
   TensorView view();  // valid as long as the array
-  long long bytes() const { return bytes_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+  const std::string& dtype() const { return dtype_; }
+  const Device& device() const { return device_; }
+  void* data() const { return data_; }
+  long long bytes() const;
+  DeviceArray rows(int64_t begin, int64_t end) const;  // of the first dimension
+  void copy_from(const TensorView& host, Stream stream);  // contiguous, of the same shape and dtype
+  void copy_to(void* host, Stream stream) const;
+  const std::shared_ptr<void>& memory() const { return memory_; }
 
  private:
   std::vector<int64_t> shape_;
-  uint8_t dtype_code_, dtype_bits_;
+  std::string dtype_;
+  uint8_t code_ = 0, bits_ = 0;
   Device device_;
-  long long bytes_ = 0;
   std::shared_ptr<void> memory_;
+  void* data_ = nullptr;
 };
 
 }  // namespace plait::python

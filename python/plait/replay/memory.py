@@ -41,7 +41,7 @@ class DeviceMemory:
 
     def nan(self, shape):
         array = DeviceArray(shape, self._dtype, self._device)
-        array.fill_bytes(0xFF)  # NaN in every float dtype
+        array.fill_bytes(0xFF, None)  # NaN in every float dtype
         return array
 
     def upload(self, name, array):
@@ -50,7 +50,7 @@ class DeviceMemory:
             buffer = DeviceArray((2 * len(array), *array.shape[1:]), self._dtype, self._device)
             self._buffers[name] = buffer
         rows = buffer.rows(0, len(array))
-        rows.copy_from(array)
+        rows.copy_from(np.ascontiguousarray(array), None)
         return rows
 
     def download(self, array):
