@@ -13,8 +13,21 @@
 
 namespace plait {
 
-inline constexpr float kInf = __builtin_huge_valf();
-inline constexpr float kNegInf = -__builtin_huge_valf();
+// std::conditional
+template <bool kCondition, class A, class B>
+struct SelectType {
+  using type = A;
+};
+template <class A, class B>
+struct SelectType<false, A, B> {
+  using type = B;
+};
+template <bool kCondition, class A, class B>
+using Select = typename SelectType<kCondition, A, B>::type;
+
+inline constexpr float kInf = __builtin_bit_cast(float, 0x7f800000u);
+inline constexpr float kNegInf = __builtin_bit_cast(float, 0xff800000u);
+inline constexpr int kMaxInt = 0x7fffffff, kMinInt = -kMaxInt - 1;
 inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 

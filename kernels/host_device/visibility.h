@@ -6,9 +6,19 @@
 
 namespace plait {
 
+// The keys one query sees, as positions: begin <= k < end, and sinks below `begin`.
+struct VisibleRange {
+  int begin, end, sink_end;
+};
+PLAIT_HD VisibleRange visible_range(const Visibility& v, int q_pos) {
+  return {v.window_left < 0 ? kMinInt : q_pos - v.window_left, v.causal ? q_pos + 1 : kMaxInt,
+          v.sink_tokens};
+}
+PLAIT_HD bool visible(const VisibleRange& range, int k_pos) {
+  return k_pos < range.end && (k_pos >= range.begin || k_pos < range.sink_end);
+}
 PLAIT_HD bool visible(const Visibility& v, int q_pos, int k_pos) {
-  return (!v.causal || k_pos <= q_pos) &&
-         (v.window_left < 0 || k_pos >= q_pos - v.window_left || k_pos < v.sink_tokens);
+  return visible(visible_range(v, q_pos), k_pos);
 }
 
 struct KeyRange {

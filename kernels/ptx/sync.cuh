@@ -1,0 +1,20 @@
+// Named barriers and register reallocation between warpgroups.
+#pragma once
+#include "host_device/base.h"
+
+namespace plait::ptx {
+
+PLAIT_DEVICE void named_barrier(int id, int num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
+
+template <int kRegisters>
+PLAIT_DEVICE void increase_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+PLAIT_DEVICE void decrease_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace plait::ptx

@@ -1,0 +1,69 @@
+// The sm90a attention kernel: persistent CTAs, one producer warpgroup that fills a ring of K and V
+// tiles, consumer warpgroups that compute on wgmma. Formats differ only in the loader (load.cuh);
+// every shape of the configuration runs in this one loop. Read: kernel at the end, then load.cuh,
+// compute.cuh, store.cuh. docs/kernels.md draws the pipeline.
+#pragma once
+#include "sm90/load.cuh"
+#include "sm90/store.cuh"
+
+namespace plait::sm90 {
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void check_config() {
+  static_assert(kConfig.head_dim_qk == 128 && kConfig.head_dim_vo == 128,
+                "the sm90a template takes head_dim 128");
+  static_assert(kConfig.dtype_q == kConfig.dtype_kv && kConfig.dtype_q == kConfig.dtype_out &&
+                    bytes_of(kConfig.dtype_q) == 2,
+                "the sm90a template takes bfloat16 or float16 throughout");
+  static_assert(kConfig.num_stages >= 2, "K runs one tile ahead of V");
+  static_assert(sizeof(Smem<kConfig>) == sm90_smem_bytes(kConfig), "the host launches with this");
+}
+
+// The consumers' loop: one unit after the other, in whatever shape its item has.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
+  using Traits = VariantTraits<Variant>;
+  const Params& params = call.params;
+  const float scale_log2 = Traits::kHasLogitsTransform ? kLog2e : params.sm_scale * kLog2e;
+  const int warpgroup = threadIdx.x / 128;
+  Consumer<kConfig, Variant> consumer{smem, params, call.variant, scale_log2};
+  for (unsigned u = 0;; ++u) {
+    ptx::mbarrier_wait(&smem.q_full, u & 1);
+    const Unit& unit = smem.units[u % 2];
+    if (unit.item == nullptr) break;
+    // key_split 1: own rows, every tile. Else: the same rows, every key_split-th tile.
+    const int key_split = kConfig.shapes[unit.item->shape].key_split;
+    const int row_begin = key_split == 1 ? 64 * warpgroup : 0;
+    consumer.run(unit, thread_rows(params, unit, row_begin), row_begin,
+                 key_split == 1 ? 0 : warpgroup, key_split);
+
+    SoftmaxState state[2] = {consumer.state(0), consumer.state(1)};
+    if constexpr (splits_keys(kConfig)) {
+      if (key_split > 1) join_warpgroups<kConfig, Variant>(consumer, state, smem.exchange);
+    }
+    // Looked up again: cheaper than registers kept through the loop.
+    store_unit<kConfig, Variant>(call, unit, thread_rows(params, unit, row_begin),
+                                 key_split == 1 || warpgroup == 0, state, consumer.o,
+                                 smem.merge_flags);
+  }
+  store_padding_rows<kConfig, Variant>(params, *params.plan, threadIdx.x,
+                                       128 * kConfig.num_consumer_warpgroups);
+}
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
+  check_config<kConfig, Variant>();
+  extern __shared__ __align__(1024) unsigned char smem_bytes[];
+  Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(smem_bytes);
+  if (threadIdx.x == 0) init_barriers<kConfig, Variant>(smem);
+  __syncthreads();
+  if (threadIdx.x >= 128 * kConfig.num_consumer_warpgroups) {  // the last warpgroup
+    ptx::decrease_registers<kConfig.producer_registers>();
+    produce<kConfig, Variant>(call, smem);
+  } else {
+    ptx::increase_registers<kConfig.consumer_registers>();
+    consume<kConfig, Variant>(call, smem);
+  }
+}
+
+}  // namespace plait::sm90

@@ -1,0 +1,249 @@
+// A consumer warpgroup's part of a unit: 64 packed rows against its tiles of K and V. S = Q K^T of
+// the next tile is issued before O += P V of the last, so that softmax runs while the tensor cores
+// do. Source of the overlap: FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608), section 3.2.
+#pragma once
+#include "host_device/softmax_state.h"
+#include "host_device/visibility.h"
+#include "ptx/copy.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/smem.cuh"
+
+namespace plait::sm90 {
+
+// A thread's two rows: lane / 4 and lane / 4 + 8 of its warp's 16.
+struct ThreadRows {
+  bool valid[2];
+  int row[2], token[2], qo_head[2], request[2], position[2];
+};
+
+// The rows of this thread when its warpgroup takes rows row_begin ... of the unit's tile.
+PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const Unit& unit, int row_begin) {
+  ThreadRows rows;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = row_begin + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+    rows.row[r] = row;
+    rows.valid[r] = row < unit.item->num_rows;
+    const PackedRow packed = row_of(params, unit, rows.valid[r] ? row : 0);
+    rows.token[r] = packed.token;
+    rows.qo_head[r] = packed.qo_head;
+    rows.request[r] = params.plan->token_request[packed.token];
+    rows.position[r] = params.plan->token_position[packed.token];
+  }
+  return rows;
+}
+
+template <KernelConfig kConfig, class Variant>
+struct Consumer {
+  using R = Roles<kConfig, Variant>;
+  using Traits = VariantTraits<Variant>;
+  using Slot = RingSlot<kConfig.num_stages>;
+  static constexpr int kTileKv = kConfig.tile_kv;
+  static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
+  using QkMma = ptx::Wgmma<kConfig.dtype_q, kTileKv>;
+  using PvMma = ptx::Wgmma<kConfig.dtype_kv, kDimVo>;
+  // A row's reference maximum follows its true one only when that has grown by more than this (base
+  // 2), so that O is rarely rescaled; P stays below 2^8, exact in the final division.
+  static constexpr float kRescaleThreshold = 8.0f;
+
+  Smem<kConfig>& smem;
+  const Params& params;
+  const typename Variant::Params& variant;
+  float scale_log2;  // exp2(scale_log2 * s) are the weights of logits s as `logits` leaves them
+
+  float o[kDimVo / 2];         // O fragment, not normalised
+  float max_logit[2], sum[2];  // of the two rows; sum is this thread's part until `reduce_sums`
+
+  // Runs tiles first, first + step, ... of the unit for rows [row_begin, + 64) of Q's buffer.
+  PLAIT_DEVICE void run(const Unit& unit, const ThreadRows& rows, int row_begin, int first,
+                        int step) {
+    max_logit[0] = max_logit[1] = kNegInf;
+    sum[0] = sum[1] = 0.0f;
+    const int num_tiles = unit.tiles.size();
+    if (first >= num_tiles) {
+#pragma unroll
+      for (int i = 0; i < kDimVo / 2; ++i) o[i] = 0.0f;
+      release(&smem.q_empty);
+      return;
+    }
+    const unsigned q_address = ptx::smem_address(smem.q) + row_begin * kPanelRowBytes;
+    const i64 q_descriptor = k_major_descriptor(q_address);
+    float s[kTileKv / 2];
+    unsigned p[kTileKv / 4] = {};
+    // The first round has no V to multiply with. A branch around a wgmma makes ptxas serialise them
+    // all (C7520), a second loop body costs half a second of NVRTC; so P = 0 is multiplied with
+    // what lies in Q's buffer, and the first accumulation after it starts from zero.
+    i64 v_descriptor = n_major_descriptor(ptx::smem_address(smem.q), kTileKv);
+    int accumulate = 0;
+    for (int j = first; j < num_tiles; j += step) {
+      const Slot slot(unit.first_tile + j), previous(unit.first_tile + j - step);
+      const bool is_first = j == first, is_last = j + step >= num_tiles;
+      wait_full(&smem.full_k[slot.stage], slot.parity, !R::kTransformK);
+      if (!is_first) wait_full(&smem.full_v[previous.stage], previous.parity, !R::kTransformV);
+      ptx::wgmma_fence();
+      issue_qk(q_descriptor, k_major_descriptor(ptx::smem_address(smem.k[slot.stage])), s);
+      ptx::wgmma_commit();
+      issue_pv(p, v_descriptor, accumulate);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_fence_registers(s);
+      release(&smem.empty_k[slot.stage], step);
+      if (is_last && !is_first) release(&smem.q_empty);
+      logits(unit, rows, unit.tiles[j], s);
+      float scale[2];
+      softmax(s, scale);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_fence_registers(o);
+      if (!is_first) release(&smem.empty_v[previous.stage], step);
+      if (is_last && is_first) release(&smem.q_empty);
+      rescale(scale);
+      pack(s, p);
+      v_descriptor = n_major_descriptor(ptx::smem_address(smem.v[slot.stage]), kTileKv);
+      accumulate = !is_first;
+    }
+    const int last = first + (num_tiles - 1 - first) / step * step;
+    const Slot slot(unit.first_tile + last);
+    wait_full(&smem.full_v[slot.stage], slot.parity, !R::kTransformV);
+    ptx::wgmma_fence();
+    issue_pv(p, v_descriptor, last != first);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_fence_registers(o);
+    release(&smem.empty_v[slot.stage], step);
+  }
+
+  // The states of the two rows; their outputs are o, not normalised.
+  PLAIT_DEVICE SoftmaxState state(int r) {
+    sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+    sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+    return {max_logit[r] * scale_log2, sum[r]};
+  }
+
+ private:
+  PLAIT_DEVICE void wait_full(ptx::Barrier* barrier, unsigned parity, bool direct) {
+    ptx::mbarrier_wait(barrier, parity);
+    // cp.async wrote through the generic proxy and nobody has fenced since.
+    if (!R::kAffine && direct) ptx::fence_proxy_async();
+  }
+
+  PLAIT_DEVICE void issue_qk(i64 q_descriptor, i64 k_descriptor, float (&s)[kTileKv / 2]) {
+#pragma unroll
+    for (int k16 = 0; k16 < kDimQk / 16; ++k16) {
+      QkMma::ss(s, q_descriptor + (k_major_step(Smem<kConfig>::kTileQ, k16) >> 4),
+                k_descriptor + (k_major_step(kTileKv, k16) >> 4), k16 > 0);
+    }
+  }
+
+  PLAIT_DEVICE void issue_pv(const unsigned (&p)[kTileKv / 4], i64 v_descriptor, int accumulate) {
+#pragma unroll
+    for (int k16 = 0; k16 < kTileKv / 16; ++k16) {
+      PvMma::rs(o, &p[4 * k16], v_descriptor + (n_major_step(k16) >> 4), accumulate || k16 > 0);
+    }
+  }
+
+  // A stage expects every consumer warp; one that has a stage to itself arrives for the others
+  // (count: the unit's key split).
+  PLAIT_DEVICE void release(ptx::Barrier* barrier, int count = 1) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier, count);
+  }
+
+  // Columns of a fragment: element i of a thread is row i / 2 % 2, column column_of(i).
+  static PLAIT_DEVICE int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+  // logits_transform, then -inf (without softmax: 0) for hidden keys.
+  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile,
+                           float (&s)[kTileKv / 2]) {
+    const int list_begin = tile * kTileKv;
+    const int k_pos = unit.kv_pos_begin + list_begin;
+    if constexpr (Traits::kHasLogitsTransform || !Traits::kUseSoftmax) {
+#pragma unroll
+      for (int i = 0; i < kTileKv / 2; ++i) {
+        s[i] *= params.sm_scale;
+        if constexpr (Traits::kHasLogitsTransform) {
+          s[i] = Variant::logits_transform(variant, context(unit, rows, k_pos, i), s[i]);
+        }
+      }
+    }
+    const bool full = !Traits::kHasLogitsMask && list_begin + kTileKv <= unit.kv_end &&
+                      tile_visibility(params.visible, unit.min_position, unit.max_position, k_pos,
+                                      k_pos + kTileKv - 1) == TileVisibility::kFull;
+    if (full) return;
+    const int k_end = k_pos + unit.kv_end - list_begin;
+    VisibleRange range[2] = {visible_range(params.visible, rows.position[0]),
+                             visible_range(params.visible, rows.position[1])};
+    range[0].end = min(range[0].end, k_end);
+    range[1].end = min(range[1].end, k_end);
+#pragma unroll
+    for (int i = 0; i < kTileKv / 2; ++i) {
+      bool shown = visible(range[i / 2 % 2], k_pos + column_of(i));
+      if constexpr (Traits::kHasLogitsMask) {
+        shown = shown && Variant::logits_mask(variant, context(unit, rows, k_pos, i));
+      }
+      if (!shown) s[i] = Traits::kUseSoftmax ? kNegInf : 0.0f;
+    }
+  }
+
+  PLAIT_DEVICE LogitContext context(const Unit& unit, const ThreadRows& rows, int k_pos, int i) {
+    const int r = i / 2 % 2;
+    return {rows.request[r], rows.position[r], k_pos + column_of(i), rows.qo_head[r], unit.kv_head};
+  }
+
+  // s becomes weights relative to the rows' reference maxima; `scale` is what O must be multiplied
+  // with to stand relative to them.
+  PLAIT_DEVICE void softmax(float (&s)[kTileKv / 2], float (&scale)[2]) {
+    if constexpr (!Traits::kUseSoftmax) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float tile_max = kNegInf;
+#pragma unroll
+      for (int i = 2 * r; i < kTileKv / 2; i += 4)
+        tile_max = fmaxf(tile_max, fmaxf(s[i], s[i + 1]));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 1));
+      tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 2));
+      scale[r] = 1.0f;
+      if ((tile_max - max_logit[r]) * scale_log2 >
+          kRescaleThreshold) {  // false while both are -inf
+        scale[r] = exp2((max_logit[r] - tile_max) * scale_log2);
+        max_logit[r] = tile_max;
+        sum[r] *= scale[r];
+      }
+      const float offset = max_logit[r] == kNegInf ? 0.0f : max_logit[r] * scale_log2;
+#pragma unroll
+      for (int i = 2 * r; i < kTileKv / 2; i += 4) {
+        s[i] = exp2(fmaf(s[i], scale_log2, -offset));
+        s[i + 1] = exp2(fmaf(s[i + 1], scale_log2, -offset));
+        sum[r] += s[i] + s[i + 1];
+      }
+    }
+  }
+
+  PLAIT_DEVICE void rescale(const float (&scale)[2]) {
+    if constexpr (!Traits::kUseSoftmax) return;
+    // Multiplying by 1 changes nothing: a warp skips it where no row moved.
+    if (!__any_sync(~0u, scale[0] != 1.0f || scale[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < kDimVo / 2; ++i) o[i] *= scale[i / 2 % 2];
+  }
+
+  // The accumulator fragment of S is the A fragment of P, two columns a register.
+  PLAIT_DEVICE void pack(const float (&s)[kTileKv / 2], unsigned (&p)[kTileKv / 4]) {
+#pragma unroll
+    for (int i = 0; i < kTileKv / 4; ++i) {
+      p[i] = pack2<kConfig.dtype_kv>(s[2 * i], s[2 * i + 1]);
+    }
+  }
+
+ public:
+  template <Dtype kDtype>
+  static PLAIT_DEVICE unsigned pack2(float low, float high) {
+    unsigned packed;
+    if constexpr (kDtype == Dtype::kBfloat16) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    }
+    return packed;
+  }
+};
+
+}  // namespace plait::sm90

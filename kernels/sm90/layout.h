@@ -1,0 +1,70 @@
+// Where things lie in the shared memory of the sm90a kernel, as host/device functions that tests
+// enumerate against the plain layout: the 128-byte swizzle, wgmma's matrix descriptors, and the
+// addresses that loaders write. A tile of Q, K or V is stored as panels of 64 elements (128 bytes)
+// a row: [head_dim / 64][rows][64], each panel 1024-byte aligned.
+// Source: PTX manual, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix
+// Descriptor Format".
+#pragma once
+#include "host_device/config.h"
+
+namespace plait::sm90 {
+
+inline constexpr int kPanelCols = 64;  // 16-bit elements
+inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kChunkBytes = 16;  // what one cp.async writes; the swizzle moves whole chunks
+inline constexpr int kChunkCols = 8;
+
+// Byte offset within a tile of `rows` rows of chunk `chunk` (8 elements from 8 * chunk) of `row`.
+PLAIT_HD constexpr int chunk_offset(int rows, int row, int chunk) {
+  const int panel = chunk / 8, in_panel = chunk % 8;
+  return panel * rows * kPanelRowBytes + row * kPanelRowBytes +
+         ((in_panel ^ (row & 7)) * kChunkBytes);
+}
+PLAIT_HD constexpr int element_offset(int rows, int row, int col) {
+  return chunk_offset(rows, row, col / kChunkCols) + col % kChunkCols * 2;
+}
+
+// Descriptors: 14-bit fields in units of 16 bytes; layout type 1 is the 128-byte swizzle.
+PLAIT_HD constexpr i64 descriptor(unsigned smem_address, int leading_bytes, int stride_bytes) {
+  return static_cast<i64>((smem_address & 0x3ffff) >> 4) |
+         (static_cast<i64>(leading_bytes >> 4) << 16) |
+         (static_cast<i64>(stride_bytes >> 4) << 32) | (static_cast<i64>(1) << 62);
+}
+// Q and K: rows are M or N, k runs along the row. Groups of 8 rows are 1024 bytes apart; the
+// leading offset is unused. The 16-wide k step `k16` starts 32 bytes further, in the next panel
+// after 4.
+PLAIT_HD constexpr i64 k_major_descriptor(unsigned tile_address) {
+  return descriptor(tile_address, 16, 8 * kPanelRowBytes);
+}
+PLAIT_HD constexpr int k_major_step(int rows, int k16) {  // bytes
+  return k16 / 4 * rows * kPanelRowBytes + k16 % 4 * 32;
+}
+// V: rows are k, N runs along the row. Groups of 8 k are 1024 bytes apart (stride), panels of 64
+// columns `rows` rows apart (leading). Step k16 starts 16 rows further.
+PLAIT_HD constexpr i64 n_major_descriptor(unsigned tile_address, int rows) {
+  return descriptor(tile_address, rows * kPanelRowBytes, 8 * kPanelRowBytes);
+}
+PLAIT_HD constexpr int n_major_step(int k16) { return k16 * 16 * kPanelRowBytes; }
+
+// The kv tiles that an item visits, in order: [first, first + count) and, behind the hidden middle
+// of a window with sink tokens, [second, second + second_count). Tile t holds list positions
+// t * tile_kv ... .
+struct TileList {
+  int first, count, second, second_count;
+  PLAIT_HD int size() const { return count + second_count; }
+  PLAIT_HD int operator[](int j) const { return j < count ? first + j : second + (j - count); }
+};
+PLAIT_HD TileList tiles_of(const WorkItem& item, const Visibility& v, int kv_pos_begin,
+                           int tile_kv) {
+  const int begin = item.kv_begin / tile_kv, end = ceil_div(item.kv_end, tile_kv);
+  if (v.window_left < 0 || v.sink_tokens <= kv_pos_begin || item.kv_begin >= item.kv_end) {
+    return {begin, max(end - begin, 0), 0, 0};
+  }
+  const int sink_end = ceil_div(v.sink_tokens - kv_pos_begin, tile_kv);
+  const int window_begin = max(item.min_position - v.window_left - kv_pos_begin, 0) / tile_kv;
+  const int first_end = min(max(sink_end, begin), end);
+  const int second_begin = min(max(window_begin, first_end), end);
+  return {begin, first_end - begin, second_begin, end - second_begin};
+}
+
+}  // namespace plait::sm90

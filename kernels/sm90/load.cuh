@@ -1,0 +1,279 @@
+// The producer warpgroup. Load warps fill the KV ring: by TMA (affine) or cp.async through the
+// block table (gather). Finish warps load Q and run second stages on tiles already in shared
+// memory: key, value and query transforms in place, and zeros over the V rows that no key owns (0 *
+// NaN is NaN). A tile without a second stage goes from its copy straight to the consumers.
+#pragma once
+#include "host_device/kv_address.h"
+#include "host_device/row.h"
+#include "ptx/copy.cuh"
+#include "ptx/sync.cuh"
+#include "sm90/params.h"
+#include "sm90/smem.cuh"
+#include "tile/rows.cuh"
+
+namespace plait::sm90 {
+
+// Whether V of a tile holds rows of other lists behind the keys of the item. Gathered tiles have
+// zeros there.
+template <class R>
+PLAIT_DEVICE bool has_foreign_v_rows(const Unit& unit, int tile, int tile_kv) {
+  return R::kAffine && (tile + 1) * tile_kv > unit.kv_end;
+}
+
+// ---- load warps ---------------------------------------------------------------------------------
+
+// One of K and V: what a loader needs to know to copy a tile of it.
+struct Operand {
+  const TensorMap* map;       // affine
+  const unsigned char* data;  // gather
+  const KvStrides* stride;
+  int head_dim;
+};
+
+// Copies by TMA, issued by one lane.
+template <KernelConfig kConfig, class Variant>
+struct AffineLoader {
+  const Params& params;
+  int row = 0;
+
+  PLAIT_DEVICE void look_up(const Unit& unit, int tile, const Operand&) {
+    const BlockTable& table = params.plan->tables[unit.block->level];
+    row = static_cast<int>(first_entry(table, *unit.block)) + tile * kConfig.tile_kv;
+  }
+  PLAIT_DEVICE void copy(const Unit& unit, const Operand& operand, unsigned char* smem,
+                         ptx::Barrier* barrier) {
+    if (threadIdx.x % 32 != 0) return;
+    ptx::mbarrier_arrive_expect_tx(barrier, kConfig.tile_kv * operand.head_dim * 2);
+    for (int panel = 0; panel < operand.head_dim / kPanelCols; ++panel) {
+      ptx::tma_load_3d(smem + panel * kConfig.tile_kv * kPanelRowBytes, operand.map, barrier,
+                       panel * kPanelCols, unit.kv_head, row);
+    }
+  }
+};
+
+// Copies by cp.async, 16 lanes a row of 256 bytes. A lane looks up one or two of its warp's rows,
+// before the ring has room for them, and hands them round by shuffles.
+template <KernelConfig kConfig, class Variant>
+struct GatherLoader {
+  static constexpr int kWarps = Roles<kConfig, Variant>::kLoadWarps;
+  static constexpr int kPasses = (kConfig.tile_kv / 2 + kWarps - 1) / kWarps;  // two rows each
+  static constexpr int kOwned = (2 * kPasses + 31) / 32;
+  static constexpr i64 kNoKey = -1;  // no row of 16-byte aligned elements starts there
+
+  const Params& params;
+  i64 offset[kOwned] = {};  // of the rows that this lane owns
+
+  // Row of the tile that is the warp's index-th.
+  static PLAIT_DEVICE int row_of(int index) {
+    const int warp = threadIdx.x % 128 / 32;
+    return 2 * (warp + kWarps * (index / 2)) + index % 2;
+  }
+
+  PLAIT_DEVICE void look_up(const Unit& unit, int tile, const Operand& operand) {
+    const BlockTable& table = params.plan->tables[unit.block->level];
+    const i64 first = first_entry(table, *unit.block);
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) {
+      const int row = row_of(32 * i + threadIdx.x % 32);
+      const int position = tile * kConfig.tile_kv + row;
+      offset[i] = kNoKey;
+      if (row < kConfig.tile_kv && position < unit.kv_end) {
+        offset[i] = key_offset(*operand.stride, key_slot(table, first, params.block_size, position),
+                               unit.kv_head, false);
+      }
+    }
+  }
+  PLAIT_DEVICE void copy(const Unit&, const Operand& operand, unsigned char* smem,
+                         ptx::Barrier* barrier) {
+    const int half = threadIdx.x % 32 / 16, chunk = threadIdx.x % 16;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int index = 2 * pass + half, row = row_of(index);
+      const i64 from = __shfl_sync(~0u, offset[2 * pass / 32], index % 32);
+      if (row < kConfig.tile_kv && chunk * kChunkCols < operand.head_dim) {
+        ptx::cp_async_16(smem + chunk_offset(kConfig.tile_kv, row, chunk),
+                         operand.data + (from == kNoKey ? 0 : from * 2) + chunk * kChunkBytes,
+                         from == kNoKey ? 0 : 16);
+      }
+    }
+    ptx::cp_async_mbarrier_arrive(barrier);
+  }
+};
+
+// K runs one tile ahead of V, as the consumers need them.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConfig>& smem) {
+  using R = Roles<kConfig, Variant>;
+  using Slot = RingSlot<kConfig.num_stages>;
+  using Loader = Select<R::kAffine, AffineLoader<kConfig, Variant>, GatherLoader<kConfig, Variant>>;
+  Loader loader{params};
+  const Operand k{&maps.k, static_cast<const unsigned char*>(params.k), &params.k_stride,
+                  kConfig.head_dim_qk};
+  const Operand v{&maps.v, static_cast<const unsigned char*>(params.v), &params.v_stride,
+                  kConfig.head_dim_vo};
+  for_each_unit<kConfig>(params, [&](const Unit& unit) {
+    const int num_tiles = unit.tiles.size();
+    for (int j = 0; j <= num_tiles && num_tiles > 0; ++j) {
+      if (j < num_tiles) {
+        const Slot slot(unit.first_tile + j);
+        loader.look_up(unit, unit.tiles[j], k);
+        ptx::mbarrier_wait(&smem.empty_k[slot.stage], slot.parity ^ 1);
+        loader.copy(unit, k, smem.k[slot.stage],
+                    R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
+      }
+      if (j > 0) {
+        const int tile = unit.tiles[j - 1];
+        const Slot slot(unit.first_tile + j - 1);
+        const bool second_stage =
+            R::kTransformV || has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv);
+        loader.look_up(unit, tile, v);
+        ptx::mbarrier_wait(&smem.empty_v[slot.stage], slot.parity ^ 1);
+        loader.copy(unit, v, smem.v[slot.stage],
+                    second_stage ? &smem.raw_v[slot.stage] : &smem.full_v[slot.stage]);
+      }
+    }
+  });
+}
+
+// ---- finish warps -------------------------------------------------------------------------------
+
+template <Dtype kDtype>
+struct SwizzledRow {  // storage of host_device/row.h
+  unsigned char* tile;
+  int rows, row;
+  PLAIT_DEVICE float get(int i) const {
+    return to_float(*reinterpret_cast<const Storage<kDtype>*>(tile + element_offset(rows, row, i)));
+  }
+  PLAIT_DEVICE void set(int i, float x) {
+    *reinterpret_cast<Storage<kDtype>*>(tile + element_offset(rows, row, i)) =
+        from_float<Storage<kDtype>>(x);
+  }
+};
+
+inline constexpr int kRowLanes = 8;  // lanes that share a row in a transform
+
+// Calls transform(row index, Row) for rows [0, num_rows) of a tile, kRowLanes lanes a row.
+template <KernelConfig kConfig, class Variant, int kDim, Dtype kDtype, class F>
+PLAIT_DEVICE void transform_rows(unsigned char* tile, int rows, int num_rows, F&& transform) {
+  using R = Roles<kConfig, Variant>;
+  const int thread = threadIdx.x % 128 - 32 * R::kLoadWarps;
+  const int lane = thread % kRowLanes;
+  const unsigned mask = ((1u << kRowLanes) - 1) << (thread % 32 / kRowLanes * kRowLanes);
+  for (int row = thread / kRowLanes; row < num_rows; row += 32 * R::kFinishWarps / kRowLanes) {
+    Row<SwizzledRow<kDtype>, kDim, kRowLanes> accessor{{tile, rows, row}, lane, mask};
+    transform(row, accessor);
+  }
+}
+
+// This warp's arrival for data that its lanes wrote with ordinary stores or cp.async.
+PLAIT_DEVICE void arrive_finished(ptx::Barrier* barrier) {
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+}
+
+// Q of a unit: one row of 16-byte chunks a packed row, zeros beyond the last.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& variant,
+                         const Unit& unit, Smem<kConfig>& smem) {
+  using R = Roles<kConfig, Variant>;
+  constexpr int kChunks = kConfig.head_dim_qk / kChunkCols;
+  constexpr int kThreads = 32 * R::kFinishWarps;
+  const int rows = kConfig.shapes[unit.item->shape].tile_q;
+  const auto* q = static_cast<const unsigned char*>(params.q);
+  for (int i = threadIdx.x % 128 - 32 * R::kLoadWarps; i < rows * kChunks; i += kThreads) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    i64 offset = 0;
+    const bool valid = row < unit.item->num_rows;
+    if (valid) {
+      const PackedRow packed = row_of(params, unit, row);
+      offset = packed.token * params.q_stride.token + packed.qo_head * params.q_stride.head;
+    }
+    ptx::cp_async_16(smem.q + chunk_offset(Smem<kConfig>::kTileQ, row, chunk),
+                     q + offset * 2 + chunk * kChunkBytes, valid ? 16 : 0);
+  }
+  ptx::cp_async_wait_all();
+  if constexpr (R::Traits::kHasQueryTransform) {
+    ptx::named_barrier(1, kThreads);
+    transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q>(
+        smem.q, Smem<kConfig>::kTileQ, unit.item->num_rows, [&](int row, auto& accessor) {
+          const PackedRow packed = row_of(params, unit, row);
+          const RowContext context{params.plan->token_request[packed.token],
+                                   params.plan->token_position[packed.token], packed.qo_head};
+          Variant::query_transform(variant, context, accessor);
+        });
+  }
+}
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Params& variant,
+                               Smem<kConfig>& smem) {
+  using R = Roles<kConfig, Variant>;
+  using Slot = RingSlot<kConfig.num_stages>;
+  constexpr int kTileKv = kConfig.tile_kv;
+  const int finish_warp = threadIdx.x % 128 / 32 - R::kLoadWarps;
+  unsigned num_units = 0, raw_v_parity = 0;  // bit s: parity of raw_v[s]'s next phase
+  const auto hand_on = [&](const Unit& unit) {
+    ptx::mbarrier_wait(&smem.q_empty, ~num_units & 1);
+    if (threadIdx.x % 128 == 32 * R::kLoadWarps) smem.units[num_units % 2] = unit;
+    ++num_units;
+  };
+
+  for_each_unit<kConfig>(params, [&](const Unit& unit) {
+    hand_on(unit);
+    load_q<kConfig, Variant>(params, variant, unit, smem);
+    arrive_finished(&smem.q_full);
+
+    const int num_tiles = unit.tiles.size();
+    const int request = request_of_keys(*params.plan, *unit.block);
+    // Tiles with a second stage: all with a transform, else only a last one with foreign rows.
+    for (int j = R::kTransformK || R::kTransformV ? 0 : max(num_tiles - 1, 0); j < num_tiles; ++j) {
+      const int tile = unit.tiles[j];
+      const Slot slot(unit.first_tile + j);
+      const int num_keys = min(kTileKv, unit.kv_end - tile * kTileKv);
+      const int position = unit.kv_pos_begin + tile * kTileKv;
+      if constexpr (R::kTransformK) {
+        ptx::mbarrier_wait(&smem.raw_k[slot.stage], slot.parity);
+        transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_kv>(
+            smem.k[slot.stage], kTileKv, num_keys, [&](int row, auto& accessor) {
+              Variant::key_transform(variant, {request, position + row, unit.kv_head}, accessor);
+            });
+        arrive_finished(&smem.full_k[slot.stage]);
+      }
+      const bool foreign = has_foreign_v_rows<R>(unit, tile, kTileKv);
+      if (!R::kTransformV && (!foreign || finish_warp != 0)) continue;
+      ptx::mbarrier_wait(&smem.raw_v[slot.stage], raw_v_parity >> slot.stage & 1);
+      raw_v_parity ^= 1u << slot.stage;
+      unsigned char* v = smem.v[slot.stage];
+      if constexpr (R::kTransformV) {
+        transform_rows<kConfig, Variant, kConfig.head_dim_vo, kConfig.dtype_kv>(
+            v, kTileKv, num_keys, [&](int row, auto& accessor) {
+              Variant::value_transform(variant, {request, position + row, unit.kv_head}, accessor);
+            });
+      }
+      if (foreign) {
+        constexpr int kChunks = kConfig.head_dim_vo / kChunkCols;
+        constexpr int kThreads = R::kTransformV ? 32 * R::kFinishWarps : 32;
+        const int thread = (R::kTransformV ? 32 * finish_warp : 0) + threadIdx.x % 32;
+        for (int i = thread; i < (kTileKv - num_keys) * kChunks; i += kThreads) {
+          *reinterpret_cast<uint4*>(
+              v + chunk_offset(kTileKv, num_keys + i / kChunks, i % kChunks)) = uint4{0, 0, 0, 0};
+        }
+      }
+      arrive_finished(&smem.full_v[slot.stage]);
+    }
+  });
+  hand_on(Unit{});
+  arrive_finished(&smem.q_full);
+}
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
+  if (static_cast<int>(threadIdx.x % 128 / 32) < Roles<kConfig, Variant>::kLoadWarps) {
+    load_kv<kConfig, Variant>(call.maps, call.params, smem);
+  } else {
+    finish_tiles<kConfig, Variant>(call.params, call.variant, smem);
+  }
+}
+
+}  // namespace plait::sm90

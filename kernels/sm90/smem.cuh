@@ -1,0 +1,114 @@
+// The sm90a kernel's shared memory and the barriers of its KV ring. Who arrives, who waits:
+//   full_k, full_v   [stage]  loaders (or finishers, see load.cuh) arrive, consumers wait
+//   raw_k, raw_v     [stage]  loaders arrive, finishers wait: tiles that need a second stage
+//   empty_k, empty_v [stage]  every consumer warp arrives, loaders wait
+//   q_full, q_empty           finishers and consumer warps, once a unit (item x kv head)
+#pragma once
+#include "host_device/convert.h"
+#include "host_device/variant.h"
+#include "ptx/mbarrier.cuh"
+#include "sm90/layout.h"
+#include "sm90/smem.h"
+#include "tile/rows.cuh"
+
+namespace plait::sm90 {
+
+// One unit of work: an item and one of its kv heads. Load and finish warps walk the plan; finish
+// warps hand each unit on to the consumers, together with its Q. What a tile needs is copied, for
+// the rest there is the plan.
+struct Unit {
+  const WorkItem* item;  // null: there are no more units
+  const RowBlock* block;
+  int kv_head;
+  int kv_end, kv_pos_begin, min_position, max_position;
+  TileList tiles;
+  unsigned first_tile;  // of the ring
+};
+
+template <KernelConfig kConfig>
+struct alignas(1024) Smem {
+  static constexpr int kStages = kConfig.num_stages;
+  static constexpr int kTileQ = tile_q(kConfig);
+  static constexpr int kExchange = exchange_floats(kConfig);
+
+  unsigned char q[kTileQ * kConfig.head_dim_qk * 2];
+  unsigned char k[kStages][kConfig.tile_kv * kConfig.head_dim_qk * 2];
+  unsigned char v[kStages][kConfig.tile_kv * kConfig.head_dim_vo * 2];
+  float exchange[kExchange > 0 ? kExchange : 1];
+  int merge_flags[kTileQ];
+  // Unit u is units[u % 2]: consumers that store u still read it while u + 1 arrives. Whoever
+  // writes u + 2 has seen q_empty of u + 1, which no warp gives before it is done with u.
+  Unit units[2];
+  ptx::Barrier full_k[kStages], full_v[kStages], raw_k[kStages], raw_v[kStages];
+  ptx::Barrier empty_k[kStages], empty_v[kStages], q_full, q_empty;
+};
+
+// What follows from configuration and variant: who does what in the producer warpgroup. Its first
+// kLoadWarps issue copies of K and V; the others, the finishers, load Q and apply second stages.
+template <KernelConfig kConfig, class Variant>
+struct Roles {
+  using Traits = VariantTraits<Variant>;
+  static constexpr bool kAffine = kConfig.loader == Loader::kAffine;
+  static constexpr bool kTransformK = Traits::kHasKeyTransform;
+  static constexpr bool kTransformV = Traits::kHasValueTransform;
+  static constexpr int kLoadWarps = kAffine ? 1 : kTransformK || kTransformV ? 2 : 3;
+  static constexpr int kFinishWarps = 4 - kLoadWarps;
+  // Arrivals that complete a phase: TMA counts bytes behind one arrival; cp.async arrives per lane.
+  static constexpr int kRawArrivals = kAffine ? 1 : 32 * kLoadWarps;
+  static constexpr int kFullArrivalsK = kTransformK ? kFinishWarps : kRawArrivals;
+  static constexpr int kFullArrivalsV = kTransformV ? kFinishWarps : kRawArrivals;
+  static constexpr int kConsumerWarps = 4 * kConfig.num_consumer_warpgroups;
+};
+
+// Position in the KV ring, counted in tiles since the kernel began.
+template <int kStages>
+struct RingSlot {
+  int stage;
+  unsigned parity;
+  PLAIT_DEVICE explicit RingSlot(unsigned tile)
+      : stage(static_cast<int>(tile % kStages)), parity(tile / kStages & 1u) {}
+};
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void init_barriers(Smem<kConfig>& smem) {
+  using R = Roles<kConfig, Variant>;
+  for (int s = 0; s < kConfig.num_stages; ++s) {
+    ptx::mbarrier_init(&smem.full_k[s], R::kFullArrivalsK);
+    ptx::mbarrier_init(&smem.full_v[s], R::kFullArrivalsV);
+    ptx::mbarrier_init(&smem.raw_k[s], R::kRawArrivals);
+    ptx::mbarrier_init(&smem.raw_v[s], R::kRawArrivals);
+    ptx::mbarrier_init(&smem.empty_k[s], R::kConsumerWarps);
+    ptx::mbarrier_init(&smem.empty_v[s], R::kConsumerWarps);
+  }
+  ptx::mbarrier_init(&smem.q_full, R::kFinishWarps);
+  ptx::mbarrier_init(&smem.q_empty, R::kConsumerWarps);
+  ptx::fence_mbarrier_init();
+}
+
+// Calls body(unit) for the units of this CTA, in the plan's order.
+template <KernelConfig kConfig, class F>
+PLAIT_DEVICE void for_each_unit(const Params& params, F&& body) {
+  const PlanView& plan = *params.plan;
+  if (static_cast<int>(blockIdx.x) >= plan.num_ctas) return;
+  const int item_end = plan.cta_item_indptr[blockIdx.x + 1];
+  unsigned tile = 0;
+  for (int i = plan.cta_item_indptr[blockIdx.x]; i < item_end; ++i) {
+    const WorkItem& item = plan.items[i];
+    const RowBlock& block = plan.row_blocks[item.row_block];
+    const TileList tiles = tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    const int head_end = item.kv_head_begin + item.num_heads;
+    for (int kv_head = item.kv_head_begin; kv_head < head_end; ++kv_head) {
+      body(Unit{&item, &block, kv_head, item.kv_end, block.kv_pos_begin, item.min_position,
+                item.max_position, tiles, tile});
+      tile += tiles.size();
+    }
+  }
+}
+
+// Packed row `row` of the unit's tile.
+PLAIT_DEVICE PackedRow row_of(const Params& params, const Unit& unit, int row) {
+  return packed_row(*params.plan, *unit.block, unit.item->first_row + row, unit.kv_head,
+                    params.group_size);
+}
+
+}  // namespace plait::sm90
