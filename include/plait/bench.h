@@ -21,4 +21,8 @@ std::vector<BenchRow> bench_plan();
 // group 4, 132 CTAs: the worst and where, the mean, and the most partial tiles a CTA.
 std::vector<BenchRow> bench_balance();
 
+// Bytes a second, read and written together, of a 256 MiB copy on all threads of the CPU backend:
+// the median of 7. The ceiling beside which decode on the CPU is read.
+double copy_bandwidth();
+
 }  // namespace plait

@@ -1,0 +1,70 @@
+// What the CPU executor (src/cpu) hands to a compiled attention function, and how a thread's
+// scratch memory is divided. The function is compiled into the library for the built-in variants
+// and at run time for a user's; both sides read this file.
+#pragma once
+#include "host_device/config.h"
+
+namespace plait::cpu {
+
+// Tiles. Keys: 64 rows of K and V in float32 at head_dim 128 are 64 KiB, and stay in L2 beside Q
+// and the accumulators. 128 keys were no faster, 32 rescale the accumulators twice as often.
+inline constexpr int kTileKv = 64;
+// Rows, where there are many: K is converted and transposed once for all of them. A multiple of the
+// 6 rows of the register block, and of group sizes 1 to 4, 6, 8, 12, 16.
+inline constexpr int kManyRows = 96;
+// Rows up to which K and V are read where they lie instead: decode, short extends. Transposing a
+// tile costs as much as 35 rows gain from it, converting bfloat16 row block by row block takes
+// that down to about 16.
+inline constexpr int kFewRows = 16;
+// Kv heads that an item of few rows takes side by side, so that neighbouring heads of a token are
+// read one after the other.
+inline constexpr int kHeadsPerPass = 8;
+inline constexpr int kRowSlots = kFewRows * kHeadsPerPass;  // >= kManyRows
+
+enum class Phase { kAttend, kMerge };
+
+struct Call {
+  const Params* params;  // arrived is not used: merging waits for all items
+  const void* variant;   // the variant's Params
+  int head_dim_qk, head_dim_vo;
+  float* scratch;  // scratch_floats() of the calling thread's own, 64-byte aligned
+  Phase phase;
+  int index;               // kAttend: item; kMerge: token (row of q) that has a merge list
+  int kv_head, num_heads;  // the kv heads of it to do
+};
+using Function = void (*)(const Call&);
+
+// Rows of floats are padded to whole vectors of any instruction set.
+PLAIT_HD int padded_dim(int head_dim) { return round_up(head_dim, 16); }
+
+struct Scratch {
+  float *q, *out;          // [kRowSlots, padded_dim]
+  float *max_logit, *sum;  // [kRowSlots]
+  float* logits;           // [kManyRows, kTileKv]; then the weights
+  float* rescale;          // [kManyRows]
+  float *k, *v;            // [kTileKv, padded_dim], float32 copies
+  float* k_transposed;     // [padded_dim, kTileKv]
+};
+PLAIT_HD float* take(float*& free, i64 count) {
+  float* taken = free;
+  free += count;
+  return taken;
+}
+// Divides `base`; returns the number of floats. (No lambda: it would be a function of its own,
+// shared by the instruction sets.)
+PLAIT_HD i64 divide_scratch(float* base, int head_dim_qk, int head_dim_vo, Scratch& s) {
+  const int dim_qk = padded_dim(head_dim_qk), dim_vo = padded_dim(head_dim_vo);
+  float* free = base;
+  s.q = take(free, kRowSlots * dim_qk);
+  s.out = take(free, kRowSlots * dim_vo);
+  s.max_logit = take(free, kRowSlots);
+  s.sum = take(free, kRowSlots);
+  s.logits = take(free, kManyRows * kTileKv);
+  s.rescale = take(free, kManyRows);
+  s.k = take(free, kTileKv * dim_qk);
+  s.v = take(free, kTileKv * dim_vo);
+  s.k_transposed = take(free, dim_qk * kTileKv);
+  return free - base;
+}
+
+}  // namespace plait::cpu

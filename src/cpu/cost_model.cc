@@ -1,0 +1,48 @@
+#include "cpu/cost_model.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "plait/error.h"
+
+namespace plait::cpu {
+
+PlanTarget plan_target(const AttentionConfig& config, int num_threads) {
+  const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo) / 256.0f;
+  const ShapeModel many{kManyRows, 1, kManyRowsFixedUs * dims, kManyRowsUsPerKey * dims};
+  const ShapeModel few{kFewRows, 1, kFewRowsFixedUs * dims, kFewRowsUsPerKey * dims};
+
+  PlanTarget target;
+  target.num_ctas = kCtasPerThread * num_threads;
+  if (config.max_ctas > 0) target.num_ctas = std::min(target.num_ctas, config.max_ctas);
+  target.tile_kv = kTileKv;
+  target.group_size = config.num_qo_heads / config.num_kv_heads;
+  target.num_kv_heads = config.num_kv_heads;
+  const int max_q_len =
+      config.bounds.max_q_len > 0 ? config.bounds.max_q_len : config.bounds.query_tokens;
+  const bool shared = config.kv.num_levels > 1;  // a row block then has the rows of many requests
+  if (!shared && static_cast<long long>(max_q_len) * target.group_size <= kFewRows) {
+    target.num_shapes = 1;
+    target.shapes[0] = few;
+  } else {
+    target.num_shapes = 2;
+    target.shapes[0] = many;
+    target.shapes[1] = few;
+  }
+  target.merge_us = kMergeUs * dims;
+  target.min_split_keys = kMinSplitKeys;
+
+  // At most two partial tiles a CTA, and in a composed format each level's state of each row.
+  long long rows = 2LL * target.num_ctas * target.shapes[0].tile_q;
+  if (shared) {
+    rows += static_cast<long long>(config.bounds.query_tokens) * config.num_qo_heads *
+            config.kv.num_levels;
+  }
+  check(rows <= INT_MAX, "Attention: bounds.query_tokens ", config.bounds.query_tokens, " x ",
+        config.num_qo_heads, " heads x ", config.kv.num_levels, " levels need ", rows,
+        " partial rows, but at most ", INT_MAX, " are possible");
+  target.max_partial_rows = static_cast<int>(rows);
+  return target;
+}
+
+}  // namespace plait::cpu

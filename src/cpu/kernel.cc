@@ -1,0 +1,72 @@
+#include "cpu/kernel.h"
+
+#include <optional>
+
+#include "cpu/simd/builtin.h"
+#include "jit/jit.h"
+#include "plait/error.h"
+
+namespace plait::cpu {
+namespace {
+
+constexpr const char* kEntry = "plait_cpu_attention";
+
+std::optional<BuiltinVariant> builtin_variant(const Variant& variant) {
+  if (variant.parts.empty()) return BuiltinVariant::kStandard;
+  const VariantPart& part = variant.parts[0];
+  if (variant.parts.size() == 1 && part.source.empty() && part.struct_name == "SoftCap") {
+    return BuiltinVariant::kSoftCap;
+  }
+  return std::nullopt;
+}
+
+const char* cpp_name(Dtype dtype) {
+  return dtype == Dtype::kFloat32    ? "plait::Dtype::kFloat32"
+         : dtype == Dtype::kBfloat16 ? "plait::Dtype::kBfloat16"
+                                     : "plait::Dtype::kFloat16";
+}
+
+Function builtin(const std::string& instruction_set, Dtype dtype, BuiltinVariant variant) {
+#if defined(__x86_64__)
+  if (instruction_set == "x86-64-v4") return builtin_x86_64_v4(dtype, variant);
+  if (instruction_set == "x86-64-v3") return builtin_x86_64_v3(dtype, variant);
+#endif
+  (void)instruction_set;
+  return builtin_baseline(dtype, variant);
+}
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> sets;
+#if defined(__x86_64__)
+  // Every machine with AVX2 has F16C and BMI, every one with AVX-512 BW the rest of x86-64-v4.
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    sets.push_back("x86-64-v4");
+  }
+  if (v3) sets.push_back("x86-64-v3");
+#endif
+  sets.push_back("baseline");
+  return sets;
+}
+
+std::string kernel_text(const AttentionConfig& config) {
+  return concat("#include \"cpu/attention.h\"\n", jit::variant_source(config.variant),
+                "extern \"C\" __attribute__((visibility(\"default\"))) void ", kEntry,
+                "(const plait::cpu::Call& call) {\n  plait::cpu::attention<plait::cpu::Config{",
+                cpp_name(config.dtype), ", ", config.head_dim_qk, ", ", config.head_dim_vo,
+                "}, plait::Variant>(call);\n}\n");
+}
+
+Kernel find_kernel(const AttentionConfig& config, const std::string& instruction_set) {
+  if (const auto variant = builtin_variant(config.variant)) {
+    const std::string set = instruction_set.empty() ? instruction_sets()[0] : instruction_set;
+    return {builtin(set, config.dtype, *variant), "cpu " + set};
+  }
+  void* compiled = jit::compile_host(kernel_text(config), kEntry, config.variant.name());
+  return {reinterpret_cast<Function>(compiled), "cpu compiled for this machine"};
+}
+
+}  // namespace plait::cpu

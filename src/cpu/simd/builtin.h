@@ -1,0 +1,18 @@
+// The attention functions of the built-in variants, compiled once per instruction set: each file of
+// this folder is the same text (builtin.inc) with flags of its own (src/cpu/CMakeLists.txt) and a
+// namespace of its own. They include no standard header: an inline function shared with the rest of
+// the library might be linked in its AVX-512 version.
+#pragma once
+#include "cpu/call.h"
+
+namespace plait::cpu {
+
+enum class BuiltinVariant { kStandard, kSoftCap };
+
+Function builtin_baseline(Dtype dtype, BuiltinVariant variant);
+#if defined(__x86_64__)
+Function builtin_x86_64_v3(Dtype dtype, BuiltinVariant variant);  // AVX2, FMA, F16C
+Function builtin_x86_64_v4(Dtype dtype, BuiltinVariant variant);  // AVX-512
+#endif
+
+}  // namespace plait::cpu

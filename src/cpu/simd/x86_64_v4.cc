@@ -1,0 +1,8 @@
+#if defined(__x86_64__)
+#define PLAIT_CPU_ISA x86_64_v4
+#include "cpu/simd/builtin.inc"
+
+namespace plait::cpu {
+Function builtin_x86_64_v4(Dtype dtype, BuiltinVariant variant) { return builtin(dtype, variant); }
+}  // namespace plait::cpu
+#endif

@@ -1,0 +1,86 @@
+// Workspace: memory for partial states and arrival counters, on any device, own or a caller's; and
+// how executors divide it.
+#include <cstdint>
+#include <new>
+
+#include "cuda/memory.h"
+#include "executor.h"
+#include "plait/attention.h"
+#include "plait/error.h"
+
+namespace plait {
+namespace {
+
+constexpr long long kAlignment = 256;
+
+void* allocate(const Device& device, long long bytes) {
+  if (device.type != kCpu) return device_alloc(device, bytes);
+  void* data =
+      ::operator new (static_cast<std::size_t>(bytes), std::align_val_t{kAlignment}, std::nothrow);
+  if (data == nullptr) fail("Workspace: no memory for ", bytes, " bytes on cpu");
+  return data;
+}
+
+void release(const Device& device, void* data) {
+  if (device.type != kCpu) {
+    device_free(device, data);
+  } else {
+    ::operator delete (data, std::align_val_t{kAlignment});
+  }
+}
+
+long long align(long long bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+struct Workspace::Impl {
+  Device device;
+  void* data = nullptr;
+  long long bytes = 0;
+  bool owned = false;
+};
+
+Workspace::Workspace(const Device& device, long long bytes) : impl_(new Impl) {
+  check(bytes >= 0, "Workspace: bytes is ", bytes, ", but must not be negative");
+  *impl_ = {device, allocate(device, bytes), bytes, true};
+}
+
+Workspace::Workspace(const TensorView& buffer) : impl_(new Impl) {
+  check(buffer.defined(), "Workspace: buffer is no tensor");
+  long long elements = 1;
+  for (int i = 0; i < buffer.ndim; ++i) elements *= buffer.shape[i];
+  long long expected = 1;  // stride of a contiguous tensor, from the last dimension
+  for (int i = buffer.ndim - 1; i >= 0; --i) {
+    check(buffer.shape[i] <= 1 || elements == 0 || buffer.stride(i) == expected,
+          "Workspace: buffer is ", describe(buffer), " with stride ", buffer.stride(i),
+          " of dimension ", i, ", but must be contiguous");
+    expected *= buffer.shape[i];
+  }
+  check(reinterpret_cast<std::uintptr_t>(buffer.bytes()) % kAlignment == 0,
+        "Workspace: buffer starts at an address that is ",
+        reinterpret_cast<std::uintptr_t>(buffer.bytes()) % kAlignment,
+        " bytes beyond a multiple of ", kAlignment, ", but must start at one");
+  *impl_ = {buffer.device(), buffer.bytes(), elements * buffer.dtype_bits * buffer.dtype_lanes / 8,
+            false};
+}
+
+Workspace::~Workspace() {
+  if (impl_->owned) release(impl_->device, impl_->data);
+}
+
+void* Workspace::data() const { return impl_->data; }
+long long Workspace::bytes() const { return impl_->bytes; }
+Device Workspace::device() const { return impl_->device; }
+
+WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo, int query_tokens,
+                                 int num_kv_heads) {
+  const long long rows = max_partial_rows;
+  WorkspaceLayout layout;
+  layout.partial_lse = align(rows * head_dim_vo * static_cast<long long>(sizeof(float)));
+  layout.arrived = layout.partial_lse + align(rows * static_cast<long long>(sizeof(float)));
+  layout.bytes = layout.arrived + align(static_cast<long long>(query_tokens) * num_kv_heads *
+                                        static_cast<long long>(sizeof(unsigned)));
+  return layout;
+}
+
+}  // namespace plait
