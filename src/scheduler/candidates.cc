@@ -104,34 +104,48 @@ int heads_per_item(size_t num_tiles, const CostModel& model) {
   return heads;
 }
 
-// CTAs by load, ties by index, as a heap with the least loaded on top.
+// Gives out CTAs, the least loaded first, ties by index. As long as there are empty ones that is
+// the next one; then a heap with the least loaded on top.
 class LeastLoaded {
  public:
   LeastLoaded(std::vector<i64>& load, std::vector<int>& heap, int num_ctas)
-      : load_(load), heap_(heap) {
+      : load_(load), heap_(heap), num_ctas_(num_ctas) {
     load_.assign(num_ctas, 0);
     heap_.resize(num_ctas);
-    for (int i = 0; i < num_ctas; ++i) heap_[i] = i;
   }
-  int give(i64 cost_ps) {  // to the least loaded CTA; returns it
+
+  int give(i64 cost_ps) {  // returns the CTA
+    if (num_used_ < num_ctas_) {
+      load_[num_used_] = cost_ps;
+      heap_[num_used_] = num_used_;
+      if (num_used_ + 1 == num_ctas_) {
+        for (int i = num_ctas_ / 2; i-- > 0;) sink(i);
+      }
+      return num_used_++;
+    }
     const int cta = heap_[0];
     load_[cta] += cost_ps;
-    const int size = static_cast<int>(heap_.size());
-    int i = 0;
-    for (int child = 1; child < size; child = 2 * i + 1) {
-      if (child + 1 < size && before(heap_[child + 1], heap_[child])) ++child;
-      if (!before(heap_[child], cta)) break;
-      heap_[i] = heap_[child];
-      i = child;
-    }
-    heap_[i] = cta;
+    sink(0);
     return cta;
   }
 
  private:
   bool before(int a, int b) const { return load_[a] < load_[b] || (load_[a] == load_[b] && a < b); }
+  void sink(int i) {
+    const int cta = heap_[i];
+    for (int child = 2 * i + 1; child < num_ctas_; child = 2 * i + 1) {
+      if (child + 1 < num_ctas_ && before(heap_[child + 1], heap_[child])) ++child;
+      if (!before(heap_[child], cta)) break;
+      heap_[i] = heap_[child];
+      i = child;
+    }
+    heap_[i] = cta;
+  }
+
   std::vector<i64>& load_;
   std::vector<int>& heap_;
+  const int num_ctas_;
+  int num_used_ = 0;
 };
 
 }  // namespace

@@ -29,27 +29,29 @@ struct Recipe {
   bool equalised;
 };
 
-// Modelled time that no plan can be below, unless splits were free: all work / number of CTAs.
 struct Workload {
-  double lower_bound_us;
-  bool keys_are_shared;  // most of the work is in row blocks of several tiles (prefill)
+  double lower_bound_us;  // no plan is modelled faster
+  bool keys_are_shared;   // most of the work is in row blocks of several tiles (prefill)
   int longest_keys;
 };
 
 Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
-  i64 total_ps = 0, shared_ps = 0;
+  i64 total_ps = 0, shared_ps = 0, piece_ps = 0;
   int longest_keys = 0;
   for (size_t i = 0; i < tiles.size(); ++i) {
-    const i64 ps = tiles[i].head_ps * (tiles[i].seen() == 0 ? 1 : model.rules.num_kv_heads);
+    const RowTile& tile = tiles[i];
+    const i64 ps = tile.head_ps * (tile.seen() == 0 ? 1 : model.rules.num_kv_heads);
     total_ps += ps;
-    longest_keys = std::max(longest_keys, tiles[i].seen());
-    const int block = tiles[i].row_block;
-    if ((i > 0 && tiles[i - 1].row_block == block) ||
-        (i + 1 < tiles.size() && tiles[i + 1].row_block == block)) {
+    piece_ps = std::max(piece_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
+    longest_keys = std::max(longest_keys, tile.seen());
+    if ((i > 0 && tiles[i - 1].row_block == tile.row_block) ||
+        (i + 1 < tiles.size() && tiles[i + 1].row_block == tile.row_block)) {
       shared_ps += ps;
     }
   }
-  return {total_ps * 1e-6 / model.num_ctas, shared_ps * 2 > total_ps, longest_keys};
+  // All work spread evenly as if splits were free; and somebody runs the dearest smallest piece.
+  return {std::max(total_ps / model.num_ctas, piece_ps) * 1e-6, shared_ps * 2 > total_ps,
+          longest_keys};
 }
 
 // Candidates in the order of preference; the loop may stop before the last. Returns how many.
@@ -66,7 +68,7 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
   out[n++] = {"equal_shares", true, 0, false};
   if (!workload.keys_are_shared) out[n++] = unsplit;
   if (chunk < workload.longest_keys) out[n++] = {"algorithm_1", false, chunk, false};
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2 && chunk > model.rules.min_piece; ++i) {
     chunk = std::max(round_up(chunk / 2, model.rules.tile_kv), model.rules.min_piece);
     if (chunk < workload.longest_keys) out[n++] = {"equalised", false, chunk, true};
   }

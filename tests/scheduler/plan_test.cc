@@ -1,0 +1,256 @@
+// The planner over random batches: coverage, merge lists, bounds, equal plans for equal input; and
+// the refusals of a view that breaks the rules.
+#include "plait/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "plait/error.h"
+#include "scheduler/plan_checks.h"
+#include "scheduler/random_views.h"
+
+namespace plait {
+namespace {
+
+using namespace plait::testing;  // NOLINT: helpers of these tests
+
+std::string describe(const BsrView& view, const Visibility& v, const PlanTarget& t) {
+  return concat("tokens ", view.token_position.size(), " blocks ", view.row_blocks.size(),
+                " causal ", v.causal, " window ", v.window_left, " sinks ", v.sink_tokens, " CTAs ",
+                t.num_ctas, " tile_kv ", t.tile_kv, " group ", t.group_size, " kv heads ",
+                t.num_kv_heads, " tile_q ", t.shapes[0].tile_q, ", ", t.shapes[1].tile_q);
+}
+
+void check_random_plans(int first_seed, int num_seeds, BsrView (*make_view)(Random&)) {
+  Plan used_again;
+  int with_merge = 0, without_merge = 0;
+  for (int seed = first_seed; seed < first_seed + num_seeds; ++seed) {
+    Random random(seed);
+    const BsrView view = make_view(random);
+    const Visibility visible = random_visibility(random);
+    const PlanTarget target = random_target(random, view);
+    const Scheduler scheduler = random() % 4 == 0 ? Scheduler::kLpt : Scheduler::kAuto;
+    SCOPED_TRACE(concat("seed ", seed, ": ", describe(view, visible, target)));
+    const Plan plan = make_plan(view, visible, target, scheduler);
+    check_plan(view, visible, target, plan);
+    if (::testing::Test::HasFatalFailure()) return;
+    if (scheduler == Scheduler::kLpt) {
+      ASSERT_EQ(plan.candidates.size(), 1u);
+      ASSERT_EQ(plan.candidates[0].name, "algorithm_1");
+    }
+    make_plan(view, visible, target, scheduler, used_again);
+    ASSERT_TRUE(plan == used_again) << "equal input, different plan";
+    (plan.num_partial_rows > 0 ? with_merge : without_merge) += 1;
+  }
+  EXPECT_GT(with_merge, num_seeds / 20);  // else the seeds do not test what they are for
+  EXPECT_GT(without_merge, num_seeds / 20);
+}
+
+TEST(Plan, RandomFlatBatches) { check_random_plans(0, 250, random_flat_view); }
+TEST(Plan, RandomTwoLevelBatches) { check_random_plans(1000, 250, random_two_level_view); }
+
+PlanTarget hopper(int num_ctas) {
+  PlanTarget target;
+  target.num_ctas = num_ctas;
+  target.tile_kv = 64;
+  target.group_size = 4;
+  target.num_kv_heads = 8;
+  target.num_shapes = 2;
+  target.shapes[0] = {.tile_q = 128, .key_split = 1, .fixed_us = 1, .us_per_key = 0.022f};
+  target.shapes[1] = {.tile_q = 64, .key_split = 2, .fixed_us = 0.5f, .us_per_key = 0.016f};
+  target.merge_us = 1;
+  target.max_partial_rows = 2 * num_ctas * 128;
+  target.min_split_keys = 256;
+  return target;
+}
+
+TEST(Plan, NothingToDo) {
+  const PlanTarget target = hopper(132);
+  const Plan empty = make_plan(BsrView{}, {}, target);
+  check_plan(BsrView{}, {}, target, empty);
+  EXPECT_TRUE(empty.items.empty());
+  EXPECT_EQ(empty.balance(), 1.0f);
+  // Requests without keys: one item a tile, all heads, final.
+  const BsrView view = flat_view({1, 40, 0}, {0, 0, 9});
+  const Plan plan = make_plan(view, {.causal = 1}, target);
+  check_plan(view, {.causal = 1}, target, plan);
+  ASSERT_EQ(plan.items.size(), 3u);
+  for (const WorkItem& item : plan.items) {
+    EXPECT_EQ(item.num_heads, 8);
+    EXPECT_EQ(item.kv_begin, item.kv_end);
+    EXPECT_EQ(item.partial_row, -1);
+  }
+}
+
+TEST(Plan, TokensOfNoBlockGetOne) {
+  BsrView view = flat_view({1, 1, 1}, {100, 100, 100});
+  view.row_blocks.erase(view.row_blocks.begin() + 1);
+  const PlanTarget target = hopper(8);
+  const Plan plan = make_plan(view, {}, target);
+  check_plan(view, {}, target, plan);
+  ASSERT_EQ(plan.row_blocks.size(), 3u);
+  EXPECT_EQ(plan.row_blocks[2].first_token, 1);
+  EXPECT_EQ(plan.row_blocks[2].kv_len, 0);
+}
+
+TEST(Plan, HeadsDoNotMultiplyTheWork) {
+  PlanTarget target = hopper(132);
+  const BsrView view = flat_view(std::vector<int>(4096, 1), std::vector<int>(4096, 1000));
+  for (const int heads : {1, 8, 128}) {
+    target.num_kv_heads = heads;
+    for (const Scheduler scheduler : {Scheduler::kAuto, Scheduler::kLpt}) {
+      const Plan plan = make_plan(view, {.causal = 1}, target, scheduler);
+      // Every cut between CTAs adds at most two items to those of the 4096 tiles.
+      EXPECT_LE(plan.items.size(), 4096u + 3 * 132u) << heads << " heads";
+    }
+  }
+}
+
+TEST(Plan, HiddenMiddleCostsNothing) {
+  // One query at 99999 sees 4 sink tokens and a window of 1000: 17 or 18 KV tiles.
+  const PlanTarget target = hopper(1);
+  const BsrView view = flat_view({1}, {100000});
+  const Visibility visible{.causal = 1, .window_left = 999, .sink_tokens = 4};
+  const Plan plan = make_plan(view, visible, target);
+  check_plan(view, visible, target, plan);
+  EXPECT_LE(plan.candidates[plan.chosen].makespan_us, 8 * (0.5 + 18 * 64 * 0.016) * 1.001);
+}
+
+TEST(Plan, TailTakesTheSmallShape) {
+  const PlanTarget target = hopper(1);
+  const BsrView view = flat_view({32 + 16, 32 + 17, 1}, {64, 64, 64});
+  const Plan plan = make_plan(view, {}, target);
+  check_plan(view, {}, target, plan);
+  std::map<std::pair<int, int>, int> shape;  // by block and first row
+  for (const WorkItem& item : plan.items) shape[{item.row_block, item.first_row}] = item.shape;
+  const std::map<std::pair<int, int>, int> expected = {
+      {{0, 0}, 0}, {{0, 128}, 1}, {{1, 0}, 0}, {{1, 128}, 0}, {{2, 0}, 1}};
+  EXPECT_EQ(shape, expected);
+}
+
+TEST(Plan, MixedBatchStartsBothKindsSideBySide) {
+  std::vector<int> q_len(65, 1), kv_len(65, 3000);
+  q_len[0] = kv_len[0] = 4096;
+  const PlanTarget target = hopper(132);
+  const BsrView view = flat_view(q_len, kv_len);
+  const Plan plan = make_plan(view, {.causal = 1}, target);
+  check_items(plan, target);
+  check_figures(target, plan);
+  double small_us = 0, total_us = 0;
+  int small_first = 0;
+  for (const WorkItem& item : plan.items) {
+    total_us += modelled_us(plan, target, item);
+    small_us += item.shape == 1 ? modelled_us(plan, target, item) : 0;
+  }
+  for (int cta = 0; cta < 132; ++cta) {
+    small_first += plan.items.at(plan.cta_item_indptr[cta]).shape == 1;
+  }
+  EXPECT_NEAR(small_first, 132 * small_us / total_us, 8) << to_string(plan);
+}
+
+TEST(Plan, BalanceWithinTheWorkspace) {
+  PlanTarget target = hopper(132);
+  target.num_shapes = 1;
+  target.shapes[0] = {.tile_q = 64, .key_split = 2, .fixed_us = 0.5f, .us_per_key = 0.016f};
+  target.max_partial_rows = 2 * 132 * 64;
+  for (int b = 1; b <= 64; ++b) {
+    const BsrView view = flat_view(std::vector<int>(b, 1), std::vector<int>(b, 4096));
+    const Plan plan = make_plan(view, {.causal = 1}, target);
+    check_figures(target, plan);
+    int partial_tiles = 0;
+    for (const WorkItem& item : plan.items) {
+      partial_tiles += item.partial_row < 0 ? 0 : item.num_heads;
+    }
+    EXPECT_LE(plan.balance(), 1.04f) << b << " requests";
+    EXPECT_LE(partial_tiles, 2 * 132) << b << " requests";
+  }
+}
+
+TEST(Plan, AlgorithmOneTakenLiterally) {
+  PlanTarget target = hopper(132);
+  const BsrView view = flat_view(std::vector<int>(3, 1), std::vector<int>(3, 4096));
+  const Plan plan = make_plan(view, {.causal = 1}, target, Scheduler::kLpt);
+  // 3 * 4096 * 8 keys / 132 CTAs = 744.7, to a multiple of tile_kv.
+  EXPECT_EQ(plan.candidates[0].chunk, 768);
+  check_plan(view, {.causal = 1}, target, plan);
+  // Where that needs more partial rows than there are, chunks grow until they fit.
+  target.max_partial_rows = 4 * 8 * 3 * 3;  // three chunks a head
+  const Plan tight = make_plan(view, {.causal = 1}, target, Scheduler::kLpt);
+  check_plan(view, {.causal = 1}, target, tight);
+  EXPECT_EQ(tight.candidates[0].chunk, 1536);
+}
+
+TEST(Plan, SplitGroupsAreMergedWhole) {
+  // 32 heads a group in tiles of 16 rows: if one tile of a token is split, so must be its other.
+  PlanTarget target = hopper(3);
+  target.num_shapes = 1;
+  target.shapes[0].tile_q = 16;
+  target.group_size = 32;
+  target.num_kv_heads = 1;
+  target.max_partial_rows = 1000;
+  const BsrView view = flat_view({1}, {3001});
+  const Plan plan = make_plan(view, {}, target);
+  check_plan(view, {}, target, plan);
+  EXPECT_GT(plan.num_partial_rows, 0) << to_string(plan);
+}
+
+std::string error_of(const BsrView& view, const PlanTarget& target) {
+  try {
+    make_plan(view, {}, target);
+  } catch (const ArgumentError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Plan, RefusesViewsThatBreakTheRules) {
+  const BsrView good = flat_view({1, 2}, {10, 20});
+  const PlanTarget target = hopper(4);
+  EXPECT_EQ(error_of(good, target), "no error");
+  BsrView view = good;
+  view.row_blocks[1].num_tokens = 3;
+  EXPECT_EQ(error_of(view, target), "plan: row_blocks[1] has tokens 1 + 3, but there are 3");
+  view = good;
+  view.row_blocks[1].first_token = 0;
+  EXPECT_EQ(error_of(view, target),
+            "plan: row_blocks[1] has query token 0 a second time in level 0");
+  view = good;
+  view.row_blocks[0].level = 1;
+  EXPECT_EQ(error_of(view, target),
+            "plan: row_blocks[0].level is 1, must not descend and be less than 1");
+  view = good;
+  view.row_map = {0, 1, 7};
+  EXPECT_EQ(error_of(view, target), "plan: row_map[2] is 7, but there are 3 query tokens");
+  view = good;
+  view.token_request.pop_back();
+  EXPECT_EQ(error_of(view, target), "plan: token_request has 2 entries, token_position 3");
+}
+
+TEST(Plan, SaysWhatTheWorkspaceLacks) {
+  // Two levels over the same token: both must leave partial states, 4 heads a group, 8 groups.
+  BsrView view = flat_view({1}, {100});
+  view.num_levels = 2;
+  view.row_blocks.push_back({.first_block = 0,
+                             .first_token = 0,
+                             .num_tokens = 1,
+                             .kv_len = 50,
+                             .kv_pos_begin = 100,
+                             .level = 1});
+  PlanTarget target = hopper(1);
+  target.max_partial_rows = 63;
+  EXPECT_NE(error_of(view, target).find("are 64, but the workspace holds 63"), std::string::npos)
+      << error_of(view, target);
+  target.max_partial_rows = 64;
+  EXPECT_EQ(error_of(view, target), "no error");
+}
+
+TEST(Plan, PrintsItself) {
+  const Plan plan = make_plan(flat_view({1, 1}, {4096, 100}), {.causal = 1}, hopper(132));
+  const std::string text = to_string(plan);
+  for (const char* word : {"2 query tokens", "4196 keys", "causal", "* ", "equal_shares", "CTAs"}) {
+    EXPECT_NE(text.find(word), std::string::npos) << word << " is not in\n" << text;
+  }
+  EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 9);
+}
+
+}  // namespace
+}  // namespace plait
