@@ -194,7 +194,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   }
   ptx::cp_async_wait_all();
   if constexpr (R::Traits::kHasQueryTransform) {
-    ptx::named_barrier(1, kThreads);
+    ptx::named_barrier(kFinishBarrier, kThreads);
     transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q>(
         smem.q, Smem<kConfig>::kTileQ, unit.item->num_rows, [&](int row, auto& accessor) {
           const PackedRow packed = row_of(params, unit, row);

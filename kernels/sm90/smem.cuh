@@ -13,6 +13,9 @@
 
 namespace plait::sm90 {
 
+// Named barriers: among finish warps; around the join of split keys; before and in a merge.
+enum NamedBarrier { kFinishBarrier = 1, kJoinReady, kJoinWritten, kMergeBarrier };
+
 // One unit of work: an item and one of its kv heads. Load and finish warps walk the plan; finish
 // warps hand each unit on to the consumers, together with its Q. What a tile needs is copied, for
 // the rest there is the plan.

@@ -7,8 +7,6 @@
 
 namespace plait::sm90 {
 
-enum NamedBarrier { kFinishBarrier = 1, kJoinReady = 2, kJoinWritten = 3, kMergeBarrier = 4 };
-
 // Joins warpgroup 1's state of the same rows into warpgroup 0's. Both call it.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxState (&state)[2],
