@@ -1,0 +1,171 @@
+// class Attention: checks what it is given, keeps the plan, and hands both to an executor. Nothing
+// is written or launched before every check of a call has passed.
+#include "plait/attention.h"
+
+#include <cmath>
+
+#include "attention_config.h"
+#include "executor.h"
+#include "plait/error.h"
+#include "tensor_checks.h"
+#include "variant_args.h"
+
+namespace plait {
+namespace {
+
+std::unique_ptr<Executor> make_executor(const AttentionConfig& config) {
+  return config.device.type == kCpu ? make_cpu_executor(config) : make_cuda_executor(config);
+}
+
+void check_workspace(const Workspace& workspace, const Device& device, long long bytes) {
+  check(workspace.device() == device, "attention: the workspace is on ",
+        to_string(workspace.device()), ", but the device is ", to_string(device));
+  check(workspace.bytes() >= bytes, "attention: the workspace has ", workspace.bytes(),
+        " bytes; this configuration needs ", bytes, " (workspace_bytes())");
+}
+
+float default_scale(const AttentionConfig& config) {
+  return config.sm_scale > 0 ? config.sm_scale
+                             : 1.0f / std::sqrt(static_cast<float>(config.head_dim_qk));
+}
+
+}  // namespace
+
+// A batch as it was planned. Two take turns, so that a plan() that throws leaves the one before.
+struct PlannedBatch {
+  FormatView view;
+  Plan plan;
+};
+
+struct Attention::Impl {
+  explicit Impl(const AttentionConfig& given)
+      : config(given), slots(given.variant), sm_scale(default_scale(given)) {
+    executor = make_executor(config);
+  }
+
+  // Fills what of Params follows from the tensors.
+  Params check_run(const RunArgs& args) const;
+  void check_blocks(const KvTensors& kv) const;
+
+  AttentionConfig config;
+  VariantSlots slots;
+  float sm_scale;
+  std::unique_ptr<Executor> executor;
+  std::shared_ptr<Workspace> workspace;
+  PlannedBatch batches[2];
+  int current = -1;  // index into batches; -1: nothing planned
+};
+
+Attention::Attention(const AttentionConfig& config, std::shared_ptr<Workspace> workspace) {
+  check_config(config);
+  impl_ = std::make_unique<Impl>(config);
+  const long long bytes = impl_->executor->workspace_bytes();
+  if (workspace != nullptr) {
+    check_workspace(*workspace, config.device, bytes);
+    impl_->workspace = std::move(workspace);
+  } else {
+    impl_->workspace = std::make_shared<Workspace>(config.device, bytes);
+  }
+}
+
+Attention::~Attention() = default;
+
+const AttentionConfig& Attention::config() const { return impl_->config; }
+std::shared_ptr<Workspace> Attention::workspace() const { return impl_->workspace; }
+const PlanTarget& Attention::target() const { return impl_->executor->target(); }
+std::string Attention::kernel_name() const { return impl_->executor->kernel_name(); }
+
+void Attention::plan(const Batch& batch, Stream stream) {
+  const AttentionConfig& config = impl_->config;
+  const int next = impl_->current == 0 ? 1 : 0;
+  PlannedBatch& planned = impl_->batches[next];
+  make_view(config.kv, config.bounds, batch, config.device, planned.view);
+  make_plan(planned.view.view, config.variant.visible, impl_->executor->target(), config.scheduler,
+            planned.plan);
+  impl_->executor->upload(planned.plan, planned.view, *impl_->workspace, stream);
+  impl_->current = next;
+}
+
+const Plan& Attention::current_plan() const {
+  check(impl_->current >= 0, "current_plan: nothing is planned yet; call plan() first");
+  return impl_->batches[impl_->current].plan;
+}
+
+void Attention::Impl::check_blocks(const KvTensors& kv) const {
+  const FormatView& view = batches[current].view;
+  if (view.max_block < kv.num_blocks) return;
+  const bool ragged = config.kv.kind == KvFormat::kRagged;
+  check(false, "run: ", view.max_block_place, " is ", view.max_block, ", but ",
+        ragged ? "k has " : "the cache has ", kv.num_blocks, ragged ? " rows" : " pages",
+        " (k.shape[0])");
+}
+
+Params Attention::Impl::check_run(const RunArgs& args) const {
+  const FormatView& view = batches[current].view;
+  const Device& device = config.device;
+  const TensorName q{"run", "q"}, out{"run", "out"}, lse{"run", "lse"};
+  check_tensor(q, args.q, 3, config.dtype, device);
+  check_shape(q, args.q, {-1, config.num_qo_heads, config.head_dim_qk},
+              "rows, num_qo_heads, head_dim_qk");
+  check_last_dense(q, args.q);
+  const int num_rows = checked_rows(q, args.q.shape[0]);
+  if (num_rows < view.num_query_tokens) [[unlikely]] {
+    check(false, "run: q has ", num_rows, " rows, but ", view.num_query_tokens,
+          " query tokens are planned; more rows are taken (padding), fewer are not");
+  }
+  const KvTensors kv = check_kv("run", "k", "v", config.kv, args.k, args.v, config.dtype, device,
+                                config.num_kv_heads, config.head_dim_qk, config.head_dim_vo);
+  check_blocks(kv);
+  check_tensor(out, args.out, 3, config.dtype, device);
+  check_shape(out, args.out, {num_rows, config.num_qo_heads, config.head_dim_vo},
+              "rows of q, num_qo_heads, head_dim_vo");
+  check_last_dense(out, args.out);
+  check_no_overlap(out, args.out);
+
+  Params params{};
+  params.q = args.q.bytes();
+  params.k = kv.k;
+  params.v = kv.v;
+  params.out = args.out.bytes();
+  params.q_stride = row_strides(args.q);
+  params.out_stride = row_strides(args.out);
+  params.k_stride = kv.k_stride;
+  params.v_stride = kv.v_stride;
+  params.num_rows = num_rows;
+  params.num_kv_rows = config.kv.kind == KvFormat::kRagged ? kv.num_blocks : 0;
+  params.block_size = config.kv.page_size;
+  params.num_qo_heads = config.num_qo_heads;
+  params.num_kv_heads = config.num_kv_heads;
+  params.group_size = config.num_qo_heads / config.num_kv_heads;
+  params.visible = config.variant.visible;
+  if (args.lse.defined() || args.lse.data != nullptr) {
+    check(config.variant.use_softmax(), "run: lse is given, but variant '", config.variant.name(),
+          "' has no softmax and so no lse; leave it out");
+    check_tensor(lse, args.lse, 2, Dtype::kFloat32, device);
+    check_shape(lse, args.lse, {num_rows, config.num_qo_heads}, "rows of q, num_qo_heads");
+    check_no_overlap(lse, args.lse);
+    params.lse = reinterpret_cast<float*>(args.lse.bytes());
+    params.lse_stride = row_strides(args.lse);
+  }
+  check(std::isfinite(args.sm_scale) && args.sm_scale >= 0, "run: sm_scale is ", args.sm_scale,
+        "; it must be finite and > 0 (0: the configuration's)");
+  params.sm_scale = args.sm_scale > 0 ? args.sm_scale : sm_scale;
+  return params;
+}
+
+void Attention::run(const RunArgs& args, Stream stream) {
+  check(impl_->current >= 0, "run: nothing is planned yet; call plan() first");
+  const Params params = impl_->check_run(args);
+  const std::vector<unsigned long long> slots =
+      impl_->slots.with(args.variant_args, impl_->config.device);
+  if (params.num_rows == 0) return;
+  impl_->executor->run(params, slots, *impl_->workspace, stream);
+}
+
+long long workspace_bytes(const AttentionConfig& config) {
+  check_config(config);
+  if (config.device.type == kCuda) return cuda_workspace_bytes(config);
+  return make_cpu_executor(config)->workspace_bytes();
+}
+
+}  // namespace plait

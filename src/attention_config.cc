@@ -1,0 +1,75 @@
+#include "attention_config.h"
+
+#include <cmath>
+
+#include "plait/error.h"
+#include "tensor_checks.h"
+
+namespace plait {
+namespace {
+
+// Lengths stay well inside int, so that no sum of a position, a tile and a chunk can overflow.
+constexpr int kMaxKeys = 1 << 30, kMaxPackedRows = 1 << 30;
+constexpr int kMaxHeadDim = 256;
+
+void check_heads(const AttentionConfig& c) {
+  check(c.num_qo_heads >= 1, "attention: num_qo_heads is ", c.num_qo_heads, "; it must be >= 1");
+  check(c.num_kv_heads >= 1, "attention: num_kv_heads is ", c.num_kv_heads, "; it must be >= 1");
+  check(c.num_qo_heads % c.num_kv_heads == 0, "attention: num_qo_heads is ", c.num_qo_heads,
+        "; it must be a multiple of num_kv_heads, ", c.num_kv_heads);
+  const auto check_dim = [&](const char* name, int dim) {
+    check(dim >= 8 && dim <= kMaxHeadDim && dim % 8 == 0, "attention: ", name, " is ", dim,
+          "; it must be a multiple of 8 from 8 to ", kMaxHeadDim,
+          dim > kMaxHeadDim ? " (MLA shapes are not supported yet)" : "");
+  };
+  check_dim("head_dim_qk", c.head_dim_qk);
+  check_dim("head_dim_vo", c.head_dim_vo);
+}
+
+void check_bounds(const AttentionConfig& c) {
+  const Bounds& b = c.bounds;
+  check(b.requests >= 1, "attention: bounds.requests is ", b.requests, "; it must be >= 1");
+  check(b.query_tokens >= 1, "attention: bounds.query_tokens is ", b.query_tokens,
+        "; it must be >= 1");
+  check(b.keys >= 1 && b.keys <= kMaxKeys, "attention: bounds.keys is ", b.keys,
+        "; it must be 1 ... ", kMaxKeys);
+  check(b.total_pages >= 0, "attention: bounds.total_pages is ", b.total_pages,
+        "; it must be >= 0 (0: as many as requests and keys allow)");
+  check(b.max_q_len >= 0, "attention: bounds.max_q_len is ", b.max_q_len,
+        "; it must be >= 0 (0: query_tokens)");
+  const long long rows = static_cast<long long>(b.query_tokens) * c.num_qo_heads;
+  check(rows <= kMaxPackedRows, "attention: bounds.query_tokens ", b.query_tokens,
+        " x num_qo_heads ", c.num_qo_heads, " is ", rows, "; at most ", kMaxPackedRows,
+        " are taken");
+}
+
+}  // namespace
+
+void check_config(const AttentionConfig& c) {
+  check_heads(c);
+  check(c.dtype != Dtype::kE4m3 && c.dtype != Dtype::kE5m2, "attention: dtype is ",
+        to_string(c.dtype),
+        ", which is not supported yet; plait takes float32, bfloat16 and "
+        "float16");
+  check(c.dtype == Dtype::kFloat32 || c.dtype == Dtype::kBfloat16 || c.dtype == Dtype::kFloat16,
+        "attention: dtype is ", static_cast<int>(c.dtype), ", which is no dtype");
+  check_format("attention", c.kv);
+  check_bounds(c);
+  check(c.device.type == kCpu || c.device.type == kCuda, "attention: device is ",
+        to_string(c.device), "; plait runs on cpu and cuda");
+  check(c.device.id >= 0, "attention: device.id is ", c.device.id, "; it must be >= 0");
+  check(c.device.type != kCpu || c.device.id == 0, "attention: device is cpu:", c.device.id,
+        "; there is one cpu, 0");
+  check(std::isfinite(c.sm_scale) && c.sm_scale >= 0, "attention: sm_scale is ", c.sm_scale,
+        "; it must be finite and > 0 (0: 1 / sqrt(head_dim_qk))");
+  check(c.kernel == "auto" || c.kernel == "plain" || c.kernel == "sm90a", "attention: kernel is '",
+        c.kernel, "'; it must be auto, plain or sm90a");
+  check(c.device.type != kCpu || c.kernel == "auto", "attention: kernel is '", c.kernel,
+        "', which runs on cuda; on cpu leave it auto");
+  check(c.max_ctas >= 0, "attention: max_ctas is ", c.max_ctas,
+        "; it must be >= 0 (0: the whole device)");
+  check(c.scheduler == Scheduler::kAuto || c.scheduler == Scheduler::kLpt,
+        "attention: scheduler is ", static_cast<int>(c.scheduler), "; it must be auto or lpt");
+}
+
+}  // namespace plait

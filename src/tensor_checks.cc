@@ -1,0 +1,218 @@
+#include "tensor_checks.h"
+
+#include <algorithm>
+#include <climits>
+
+namespace plait {
+namespace {
+
+std::string text_of(const TensorName& name) { return concat(name.where, ": ", name.tensor); }
+
+std::string shape_text(std::initializer_list<int64_t> shape) {
+  std::string text = "[";
+  for (const int64_t size : shape) {
+    if (text.size() > 1) text += ", ";
+    text += size < 0 ? "any" : std::to_string(size);
+  }
+  return text + "]";
+}
+
+bool is_dtype(const TensorView& tensor, Dtype dtype) {
+  if (tensor.dtype_lanes != 1) return false;
+  const int code = tensor.dtype_code, bits = tensor.dtype_bits;
+  switch (dtype) {
+    case Dtype::kFloat32:
+      return code == 2 && bits == 32;
+    case Dtype::kFloat16:
+      return code == 2 && bits == 16;
+    case Dtype::kBfloat16:
+      return (code == 4 || code == 1) && bits == 16;
+    default:
+      return false;
+  }
+}
+
+int64_t num_elements(const TensorView& tensor) {
+  int64_t n = 1;
+  for (int i = 0; i < tensor.ndim; ++i) n *= tensor.shape[i];
+  return n;
+}
+
+}  // namespace
+
+void check_tensor(const TensorName& name, const TensorView& tensor, int ndim, Dtype dtype,
+                  const Device& device) {
+  if (!tensor.defined()) [[unlikely]] {
+    check(tensor.data == nullptr, text_of(name), " is a scalar (0-d); it must have ", ndim,
+          " dimensions");
+    check(false, text_of(name), " is missing");
+  }
+  if (tensor.ndim != ndim) [[unlikely]] {
+    check(false, text_of(name), " is ", describe(tensor), "; it must have ", ndim, " dimensions");
+  }
+  if (!is_dtype(tensor, dtype)) [[unlikely]] {
+    check(false, text_of(name), " is ", describe(tensor), "; its dtype must be ", to_string(dtype),
+          dtype == Dtype::kBfloat16 ? " (or its bits as uint16)" : "");
+  }
+  if (tensor.device() != device) [[unlikely]] {
+    check(false, text_of(name), " is on ", to_string(tensor.device()), ", but the work is on ",
+          to_string(device), "; all tensors of a call must be there");
+  }
+  if (num_elements(tensor) == 0) return;
+  if (tensor.data == nullptr) [[unlikely]] {
+    check(false, text_of(name), " is ", describe(tensor), " but its pointer is null");
+  }
+  const int bytes = size_of(dtype);
+  if (reinterpret_cast<uintptr_t>(tensor.bytes()) % bytes != 0) [[unlikely]] {
+    check(false, text_of(name), " starts at ", static_cast<const void*>(tensor.bytes()),
+          "; it must be aligned to its ", bytes, "-byte elements");
+  }
+}
+
+void check_shape(const TensorName& name, const TensorView& tensor,
+                 std::initializer_list<int64_t> shape, const char* meaning) {
+  bool equal = static_cast<size_t>(tensor.ndim) == shape.size();
+  for (int i = 0; equal && i < tensor.ndim; ++i) {
+    equal = shape.begin()[i] < 0 || tensor.shape[i] == shape.begin()[i];
+  }
+  if (!equal) [[unlikely]] {
+    check(false, text_of(name), " is ", describe(tensor), "; its shape must be ", shape_text(shape),
+          " (", meaning, ")");
+  }
+}
+
+int64_t stride_of(const TensorView& tensor, int dim) {
+  if (tensor.strides != nullptr && tensor.shape[dim] > 1) return tensor.strides[dim];
+  int64_t stride = 1;
+  for (int i = tensor.ndim - 1; i > dim; --i) {
+    // What lies inside, as it lies; a dense tensor gives the product of its sizes.
+    if (tensor.strides != nullptr && tensor.shape[i] > 1) {
+      const int64_t inner = tensor.strides[i];
+      stride = std::max(stride, (inner < 0 ? -inner : inner) * tensor.shape[i]);
+    } else {
+      stride *= tensor.shape[i];
+    }
+  }
+  return stride;
+}
+
+void check_last_dense(const TensorName& name, const TensorView& tensor) {
+  const int last = tensor.ndim - 1;
+  if (tensor.shape[last] > 1 && tensor.stride(last) != 1) [[unlikely]] {
+    check(false, text_of(name), " has stride ", tensor.stride(last),
+          " in its last dimension; it must be 1");
+  }
+}
+
+void check_no_overlap(const TensorName& name, const TensorView& tensor) {  // at most 5-D
+  // Sorted by stride, each dimension must step over all that the smaller ones span.
+  struct Dim {
+    int64_t stride, size;
+  } dims[5];
+  int n = 0;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] == 0) return;
+    if (tensor.shape[i] == 1) continue;
+    const int64_t stride = tensor.stride(i);
+    const Dim dim{stride < 0 ? -stride : stride, tensor.shape[i]};
+    int at = n++;
+    for (; at > 0 && dims[at - 1].stride > dim.stride; --at) dims[at] = dims[at - 1];
+    dims[at] = dim;
+  }
+  int64_t span = 1;
+  for (int i = 0; i < n; ++i) {
+    if (dims[i].stride < span) [[unlikely]] {
+      check(false, text_of(name), " is written, but elements of ", describe(tensor),
+            " share memory: a stride of ", dims[i].stride, " steps into the ", span,
+            " elements before it");
+    }
+    span += dims[i].stride * (dims[i].size - 1);
+  }
+}
+
+int checked_rows(const TensorName& name, int64_t rows) {
+  check(rows <= INT_MAX, text_of(name), " has ", rows, " rows; fewer than 2^31 are taken");
+  return static_cast<int>(rows);
+}
+
+void check_format(const char* where, const KvFormat& format) {
+  check(format.kind == KvFormat::kRagged || format.kind == KvFormat::kPaged, where, ": kv.kind is ",
+        static_cast<int>(format.kind), "; it must be ragged (0) or paged (1)");
+  check(format.num_levels >= 1 && format.num_levels <= kMaxLevels, where, ": kv.num_levels is ",
+        format.num_levels, "; it must be 1 ... ", kMaxLevels);
+  if (format.kind == KvFormat::kRagged) {
+    check(format.page_size == 1, where, ": kv.page_size is ", format.page_size,
+          ", but a ragged format has no pages; leave it 1");
+    check(!format.hnd, where, ": kv.hnd is set, but a ragged format has no pages");
+  }
+  check(format.page_size >= 1, where, ": kv.page_size is ", format.page_size, "; it must be >= 1");
+}
+
+KvTensors check_kv(const char* where, const char* k_name, const char* v_name,
+                   const KvFormat& format, const TensorView& k, const TensorView& v, Dtype dtype,
+                   const Device& device, int num_kv_heads, int head_dim_qk, int head_dim_vo) {
+  const TensorName k_of{where, k_name}, v_of{where, v_name};
+  const int64_t heads = num_kv_heads, page = format.page_size;
+  const bool hnd = format.hnd;
+  KvTensors kv{};
+  if (format.kind == KvFormat::kRagged) {
+    check_tensor(k_of, k, 3, dtype, device);
+    check_shape(k_of, k, {-1, heads, head_dim_qk}, "rows, num_kv_heads, head_dim_qk");
+    check_tensor(v_of, v, 3, dtype, device);
+    check_shape(v_of, v, {k.shape[0], k.shape[1], head_dim_vo}, "rows, num_kv_heads, head_dim_vo");
+    check_last_dense(k_of, k);
+    check_last_dense(v_of, v);
+    kv.k_stride = {0, stride_of(k, 0), stride_of(k, 1)};
+    kv.v_stride = {0, stride_of(v, 0), stride_of(v, 1)};
+    kv.k = k.bytes();
+    kv.v = v.bytes();
+    kv.num_blocks = k.shape[0];
+    return kv;
+  }
+  const int token = hnd ? 1 : 0, head = hnd ? 0 : 1;  // order within a page
+  if (k.ndim == 5) {                                  // K and V in one
+    if (v.defined()) [[unlikely]] {
+      check(false, where, ": ", v_name, " is given beside ", describe(k),
+            ", which holds K and V; leave it out");
+    }
+    check_tensor(k_of, k, 5, dtype, device);
+    if (hnd) {
+      check_shape(k_of, k, {-1, 2, heads, page, head_dim_qk},
+                  "pages, K and V, num_kv_heads, page_size, head_dim");
+    } else {
+      check_shape(k_of, k, {-1, 2, page, heads, head_dim_qk},
+                  "pages, K and V, page_size, num_kv_heads, head_dim");
+    }
+    if (head_dim_qk != head_dim_vo) [[unlikely]] {
+      check(false, where, ": ", k_name, " holds K and V in one tensor, so head_dim_qk ",
+            head_dim_qk, " and head_dim_vo ", head_dim_vo, " must be equal; give two tensors");
+    }
+    check_last_dense(k_of, k);
+    kv.k_stride = {stride_of(k, 0), stride_of(k, 2 + token), stride_of(k, 2 + head)};
+    kv.v_stride = kv.k_stride;
+    kv.k = k.bytes();
+    kv.num_blocks = k.shape[0];
+    kv.v = kv.num_blocks > 0 ? kv.k + stride_of(k, 1) * size_of(dtype) : kv.k;
+    return kv;
+  }
+  const auto check_pages = [&](const TensorName& name, const TensorView& t, int64_t pages,
+                               int64_t h, int64_t dim) {
+    check_tensor(name, t, 4, dtype, device);
+    if (hnd) {
+      check_shape(name, t, {pages, h, page, dim}, "pages, num_kv_heads, page_size, head_dim");
+    } else {
+      check_shape(name, t, {pages, page, h, dim}, "pages, page_size, num_kv_heads, head_dim");
+    }
+    check_last_dense(name, t);
+  };
+  check_pages(k_of, k, -1, heads, head_dim_qk);
+  check_pages(v_of, v, k.shape[0], k.shape[1 + head], head_dim_vo);
+  kv.k_stride = {stride_of(k, 0), stride_of(k, 1 + token), stride_of(k, 1 + head)};
+  kv.v_stride = {stride_of(v, 0), stride_of(v, 1 + token), stride_of(v, 1 + head)};
+  kv.k = k.bytes();
+  kv.v = v.bytes();
+  kv.num_blocks = k.shape[0];
+  return kv;
+}
+
+}  // namespace plait

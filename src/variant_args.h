@@ -1,0 +1,31 @@
+// The parameters of a variant as an executor takes them: 8 bytes each, in the order of
+// Variant::parts and their params, from what was planned and what one run brings.
+#pragma once
+#include <vector>
+
+#include "plait/variant.h"
+
+namespace plait {
+
+class VariantSlots {
+ public:
+  explicit VariantSlots(const Variant& variant);
+  // The slots of one run. Throws ArgumentError for a name the variant lacks or that stands twice, a
+  // number that its parameter does not take, a tensor that is missing or not contiguous float32 on
+  // `device`.
+  std::vector<unsigned long long> with(const std::vector<VariantArg>& args,
+                                       const Device& device) const;
+
+ private:
+  struct Slot {
+    VariantParam param;
+    const VariantPart* part;
+  };
+  unsigned long long value_of(const Slot& slot, const VariantArg& arg, const Device& device) const;
+
+  Variant variant_;
+  std::vector<Slot> slots_;
+  std::vector<unsigned long long> planned_;  // values of numbers; 0 for tensors
+};
+
+}  // namespace plait
