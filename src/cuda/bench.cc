@@ -19,7 +19,7 @@ class L2Flush {
  public:
   explicit L2Flush(cuda::GpuDevice& device)
       : kernel_(device.utility("read_all", "ReadAllCall")),
-        grid_(static_cast<unsigned>(4 * device.info().num_multiprocessors)) {
+        grid_(static_cast<unsigned>(8 * device.info().num_multiprocessors)) {
     int l2_bytes = 0;
     check_cuda(driver().DeviceGetAttribute(&l2_bytes, cuda::kL2CacheBytes, device.id()),
                "cuDeviceGetAttribute");

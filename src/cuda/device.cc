@@ -4,7 +4,7 @@
 
 namespace plait::cuda {
 namespace {
-constexpr int kUtilityThreads = 256;  // of upload, append_kv, ...: all take any grid
+constexpr int kUtilityThreads = 128;  // as in jit/shipped.cc; upload, append_kv, ... take any grid
 }
 
 Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)

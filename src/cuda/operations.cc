@@ -14,11 +14,11 @@ namespace {
 using cuda::CurrentDevice;
 using cuda::GpuDevice;
 
-constexpr int kWarpsOfCta = 8;  // kernels are assembled for 256 threads
+constexpr int kWarpsOfCta = 4;  // of GpuDevice::utility
 
 // Warps to CTAs; the kernels loop, so that no batch meets a limit of the grid.
 unsigned grid_of(long long num_warps, const GpuDevice& device) {
-  const long long most = 16LL * device.info().num_multiprocessors;
+  const long long most = 32LL * device.info().num_multiprocessors;
   return static_cast<unsigned>(std::clamp((num_warps + kWarpsOfCta - 1) / kWarpsOfCta, 1LL, most));
 }
 
