@@ -95,7 +95,7 @@ void add_part(const VariantPart& part, std::string& text) {
   text += concat("namespace plait::", part_namespace(part), " {\nstruct Params {\n");
   for (const VariantParam& p : part.params) text += concat("  ", field(p), "\n");
   text += concat("};\n#line 1 \"", file, "\"\n", body);
-  text += concat("#line ", count_lines(text) + 2, " \"variant (generated)\"\n");
+  text += concat("#line ", count_lines(text) + 2, " \"generated_variant.h\"\n");
   text += concat("static_assert(defines_a_functor<", part.struct_name,
                  ">(), \"no functor is a member of ", part.struct_name, "\");\n");
   text += concat("static_assert(agrees_on_softmax<", part.struct_name, ">(",

@@ -156,7 +156,7 @@ void* compile_host(const std::string& text, const std::string& entry,
   const std::string file = key + ".so";
   if (const auto path = cache_find(file)) return address = open_entry(*path, entry, variant_name);
 
-  const std::string expanded = expand_includes(text, "variant (generated)");
+  const std::string expanded = expand_includes(text, "generated_variant.h");
   const TemporaryDir scratch;
   const std::string library = scratch.path() + "/variant.so";
   std::vector<std::string> arguments = {found.command};
