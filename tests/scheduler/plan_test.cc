@@ -180,17 +180,18 @@ TEST(Plan, AlgorithmOneTakenLiterally) {
 }
 
 TEST(Plan, SplitGroupsAreMergedWhole) {
-  // 32 heads a group in tiles of 16 rows: if one tile of a token is split, so must be its other.
-  PlanTarget target = hopper(3);
-  target.num_shapes = 1;
-  target.shapes[0].tile_q = 16;
-  target.group_size = 32;
+  // 24 heads a group: a tile of 16 rows, one of 8 at half the cost. Half of all work ends within
+  // the first, so that it is split and the second is not; yet one counter serves both.
+  PlanTarget target = hopper(2);
+  target.shapes[0] = {.tile_q = 16, .key_split = 1, .fixed_us = 1, .us_per_key = 0.04f};
+  target.shapes[1] = {.tile_q = 8, .key_split = 1, .fixed_us = 1, .us_per_key = 0.02f};
+  target.group_size = 24;
   target.num_kv_heads = 1;
-  target.max_partial_rows = 1000;
-  const BsrView view = flat_view({1}, {3001});
+  const BsrView view = flat_view({1}, {4096});
   const Plan plan = make_plan(view, {}, target);
   check_plan(view, {}, target, plan);
-  EXPECT_GT(plan.num_partial_rows, 0) << to_string(plan);
+  ASSERT_EQ(plan.items.size(), 3u) << to_string(plan);
+  for (const WorkItem& item : plan.items) EXPECT_GE(item.partial_row, 0);
 }
 
 std::string error_of(const BsrView& view, const PlanTarget& target) {

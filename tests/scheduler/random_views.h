@@ -115,7 +115,7 @@ inline PlanTarget random_target(Random& random, const BsrView& view) {
   PlanTarget target;
   target.num_ctas = pick(random, {1, 2, 7, 33, 132});
   target.tile_kv = pick(random, {16, 32, 64, 128});
-  target.group_size = pick(random, {1, 2, 3, 4, 5, 7, 8, 12, 16, 32, 128});
+  target.group_size = pick(random, {1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 32, 128});
   target.num_kv_heads = pick(random, {1, 2, 3, 8});
   const std::vector<std::vector<int>> shapes = {{128, 64}, {64}, {128, 16}, {16}, {8, 1}};
   const std::vector<int>& tile_q = shapes[random() % shapes.size()];
