@@ -81,8 +81,12 @@ class Nvrtc : public ::testing::Test {
   void SetUp() override {
     if (!nvrtc_info().found) GTEST_SKIP() << "no NVRTC:\n" << joined(nvrtc_info().looked_in);
   }
-  static KernelSource upload() {
-    return assemble_utility("upload", std::nullopt, "UploadCall", 128);
+  // A small kernel, fresh for each test: what one has compiled stays in the process's memory.
+  static KernelSource fresh() {
+    KernelSource source = assemble_utility("upload", std::nullopt, "UploadCall", 128);
+    source.text +=
+        concat("// ", ::testing::UnitTest::GetInstance()->current_test_info()->name(), "\n");
+    return source;
   }
   static KernelSource plain(const Variant& variant) {
     return assemble_attention(cuda::plain_config(Dtype::kBfloat16, 64, 64, Loader::kAffine),
@@ -110,7 +114,7 @@ TEST_F(Nvrtc, PrefersTheMajorThatTheDriverTakes) {
 
 TEST_F(Nvrtc, CompilesOnceForAllProcesses) {
   const auto compile = [] {
-    const Cubin cubin = compile_cubin(upload(), "90a");
+    const Cubin cubin = compile_cubin(fresh(), "90a");
     if (cubin.bytes.substr(0, 4) !=
             "\x7f"
             "ELF" ||
@@ -121,15 +125,15 @@ TEST_F(Nvrtc, CompilesOnceForAllProcesses) {
   EXPECT_EQ(wait_for(start_child(compile)), 0);
   EXPECT_EQ(wait_for(start_child(compile)), 1);  // with the resources that it was stored with
   EXPECT_EQ(compile(), 1);
-  EXPECT_EQ(compile_cubin_uncached(upload(), "90a").from_cache, false);
+  EXPECT_EQ(compile_cubin_uncached(fresh(), "90a").from_cache, false);
   // Another architecture is another artefact.
-  EXPECT_FALSE(compile_cubin(upload(), "80").from_cache);
+  EXPECT_FALSE(compile_cubin(fresh(), "80").from_cache);
 }
 
 // C33 with cubins: broken artefacts are rebuilt, processes race without harm.
 TEST_F(Nvrtc, RebuildsBrokenCubinsInARace) {
   const auto compile = [] {
-    return compile_cubin(upload(), "90a").bytes.substr(0, 4) ==
+    return compile_cubin(fresh(), "90a").bytes.substr(0, 4) ==
                    "\x7f"
                    "ELF"
                ? 0
@@ -138,6 +142,7 @@ TEST_F(Nvrtc, RebuildsBrokenCubinsInARace) {
   ASSERT_EQ(wait_for(start_child(compile)), 0);
   std::string path;
   for (const auto& e : std::filesystem::directory_iterator(cache_.path())) path = e.path();
+  ASSERT_NE(path, "");
   const std::string whole = *read_file(path);
   for (const std::string& broken :
        {whole.substr(0, whole.size() / 2), std::string(), std::string(whole.size(), 'r')}) {
@@ -151,8 +156,8 @@ TEST_F(Nvrtc, RebuildsBrokenCubinsInARace) {
 
 TEST_F(Nvrtc, WorksWithoutACacheFolder) {
   const ScopedEnvironment env({{"PLAIT_CACHE_DIR", "/proc/plait"}});
-  EXPECT_FALSE(compile_cubin(upload(), "86").from_cache);
-  EXPECT_TRUE(compile_cubin(upload(), "86").from_cache);  // of this process
+  EXPECT_FALSE(compile_cubin(fresh(), "86").from_cache);
+  EXPECT_TRUE(compile_cubin(fresh(), "86").from_cache);  // of this process
 }
 
 // C34 (c)
