@@ -14,7 +14,8 @@ struct BenchRow {
 
 // Host time of one plan (median, and smallest) in C++ on one core, memory used again: decode of
 // lengths (37 i mod 8000) + 1, batch 1, 16, 256, 4096, 32/8 heads, page 16, 132 and 264 CTAs.
-// "view + plan" starts from the caller's arrays, "plan" from the block-sparse view.
+// "view + plan" starts from the caller's arrays (lengths on the host, a page table on the device),
+// "plan alone" from the block-sparse view.
 std::vector<BenchRow> bench_plan();
 
 // Modelled balance (busiest CTA / mean) of decode of b x 4096 keys, b = 1 ... 64, 8 kv heads of

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "formats/view.h"
+#include "host_device/base.h"
 #include "plait/plan.h"
 
 namespace plait {
@@ -33,20 +34,30 @@ PlanTarget decode_target(int num_ctas) {
   return target;
 }
 
-BsrView decode_view(const std::vector<int>& kv_len) {
+TensorView int_tensor(int* data, int ndim, int64_t* shape, const Device& device) {
+  TensorView tensor;
+  tensor.data = data;
+  tensor.device_type = device.type;
+  tensor.device_id = device.id;
+  tensor.ndim = ndim;
+  tensor.dtype_bits = 32;
+  tensor.shape = shape;
+  return tensor;
+}
+
+// One query token a request, over kv_len keys each.
+BsrView decode_view(int num_requests, int kv_len) {
   BsrView view;
-  view.num_requests = static_cast<int>(kv_len.size());
-  i64 first_block = 0;
-  for (int i = 0; i < view.num_requests; ++i) {
-    view.row_blocks.push_back({.first_block = first_block,
+  view.num_requests = num_requests;
+  for (int i = 0; i < num_requests; ++i) {
+    view.row_blocks.push_back({.first_block = i64{i} * ceil_div(kv_len, kPageSize),
                                .first_token = i,
                                .num_tokens = 1,
-                               .kv_len = kv_len[i],
+                               .kv_len = kv_len,
                                .kv_pos_begin = 0,
                                .level = 0});
     view.token_request.push_back(i);
-    view.token_position.push_back(kv_len[i] - 1);
-    first_block += (kv_len[i] + kPageSize - 1) / kPageSize;
+    view.token_position.push_back(kv_len - 1);
   }
   return view;
 }
@@ -77,21 +88,36 @@ Times time_of(Work work) {
 
 std::vector<BenchRow> bench_plan() {
   std::vector<BenchRow> rows;
-  const auto add = [&](const std::string& name, const std::string& what, const Times& times) {
-    rows.push_back({name, what + ", median", times.median_us, "us"});
-    rows.push_back({name, what + ", smallest", times.smallest_us, "us"});
-  };
+  const Device device{kCuda, 0};  // where the page table is said to be; it is not read
+  const KvFormat format = paged_kv(kPageSize);
   const Visibility causal{.causal = 1};
   for (const int num_ctas : {132, 264}) {
     const PlanTarget target = decode_target(num_ctas);
-    for (const int batch : {1, 16, 256, 4096}) {
-      std::vector<int> kv_len(batch);
-      for (int i = 0; i < batch; ++i) kv_len[i] = 37 * i % 8000 + 1;
-      const std::string name =
-          "batch " + std::to_string(batch) + ", " + std::to_string(num_ctas) + " CTAs";
+    for (const int num_requests : {1, 16, 256, 4096}) {
+      std::vector<int> kv_len(num_requests), qo_indptr(num_requests + 1);
+      std::iota(qo_indptr.begin(), qo_indptr.end(), 0);
+      for (int i = 0; i < num_requests; ++i) kv_len[i] = 37 * i % 8000 + 1;
+      int64_t n = num_requests, n_plus_1 = num_requests + 1;
+      int64_t table_shape[2] = {num_requests, 8000 / kPageSize};
+      Batch batch;
+      batch.qo_indptr = int_tensor(qo_indptr.data(), 1, &n_plus_1, {});
+      batch.kv.kv_len = int_tensor(kv_len.data(), 1, &n, {});
+      batch.kv.block_table = int_tensor(kv_len.data(), 2, table_shape, device);  // any address
+      const Bounds bounds{.requests = num_requests, .query_tokens = num_requests, .keys = 8000};
+
+      FormatView view;
       Plan plan;
-      const BsrView view = decode_view(kv_len);
-      add(name, "plan", time_of([&] { make_plan(view, causal, target, Scheduler::kAuto, plan); }));
+      const Times both = time_of([&] {
+        make_view(format, bounds, batch, device, view);
+        make_plan(view.view, causal, target, Scheduler::kAuto, plan);
+      });
+      const Times plan_only =
+          time_of([&] { make_plan(view.view, causal, target, Scheduler::kAuto, plan); });
+      const std::string name =
+          "batch " + std::to_string(num_requests) + ", " + std::to_string(num_ctas) + " CTAs";
+      rows.push_back({name, "view + plan, median", both.median_us, "us"});
+      rows.push_back({name, "view + plan, smallest", both.smallest_us, "us"});
+      rows.push_back({name, "plan alone, median", plan_only.median_us, "us"});
       rows.push_back({name, "balance", plan.balance(), "busiest / mean"});
     }
   }
@@ -103,7 +129,7 @@ std::vector<BenchRow> bench_balance() {
   double worst = 0, sum = 0, most_partial_tiles = 0;
   int worst_b = 0;
   for (int b = 1; b <= 64; ++b) {
-    const Plan plan = make_plan(decode_view(std::vector<int>(b, 4096)), {.causal = 1}, target);
+    const Plan plan = make_plan(decode_view(b, 4096), {.causal = 1}, target);
     sum += plan.balance();
     if (plan.balance() > worst) {
       worst = plan.balance();
