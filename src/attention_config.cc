@@ -62,10 +62,14 @@ void check_config(const AttentionConfig& c) {
         "; there is one cpu, 0");
   check(std::isfinite(c.sm_scale) && c.sm_scale >= 0, "attention: sm_scale is ", c.sm_scale,
         "; it must be finite and > 0 (0: 1 / sqrt(head_dim_qk))");
-  check(c.kernel == "auto" || c.kernel == "plain" || c.kernel == "sm90a", "attention: kernel is '",
-        c.kernel, "'; it must be auto, plain or sm90a");
-  check(c.device.type != kCpu || c.kernel == "auto", "attention: kernel is '", c.kernel,
-        "', which runs on cuda; on cpu leave it auto");
+  const bool is_auto = c.kernel == "auto";
+  if (c.device.type == kCpu) {
+    check(is_auto || c.kernel == "cpu", "attention: kernel is '", c.kernel,
+          "'; on cpu it must be auto (or cpu, which is the same)");
+  } else {
+    check(is_auto || c.kernel == "plain" || c.kernel == "sm90a", "attention: kernel is '", c.kernel,
+          "'; on cuda it must be auto, plain or sm90a");
+  }
   check(c.max_ctas >= 0, "attention: max_ctas is ", c.max_ctas,
         "; it must be >= 0 (0: the whole device)");
   check(c.scheduler == Scheduler::kAuto || c.scheduler == Scheduler::kLpt,
