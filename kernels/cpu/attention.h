@@ -223,20 +223,20 @@ struct Attention {
     }
   }
 
-  // Logits of row r become what softmax sees: variant and masks applied. Returns the factor that
-  // is still to be multiplied in.
-  float transform_logits(int r, int kv_head, const KeyTile& tile) {
+  // What is still to be multiplied into the logits that transform_logits leaves.
+  float factor() const { return Traits::kHasLogitsTransform ? 1.0f : params.sm_scale; }
+
+  // Logits of row r become what softmax sees, but for factor(): variant and masks applied.
+  void transform_logits(int r, int kv_head, const KeyTile& tile) {
     float* logits = scratch.logits + r * kTileKv;
     const int num_keys = tile.num_keys;
     const int qo_head = kv_head * params.group_size + row_group_head[r];
     const int request = row_request[r], q_pos = row_position[r];
-    float factor = params.sm_scale;
     if constexpr (Traits::kHasLogitsTransform) {
       for (int k = 0; k < num_keys; ++k) {
         const LogitContext context{request, q_pos, tile.position[k], qo_head, kv_head};
-        logits[k] = V::logits_transform(variant, context, factor * logits[k]);
+        logits[k] = V::logits_transform(variant, context, params.sm_scale * logits[k]);
       }
-      factor = 1.0f;
     }
     constexpr float kHidden = kUseSoftmax ? kNegInf : 0.0f;
     if (tile.visibility != TileVisibility::kFull) {
@@ -251,12 +251,11 @@ struct Attention {
         logits[k] = V::logits_mask(variant, context) ? logits[k] : kHidden;
       }
     }
-    return factor;
   }
 
   // logits -> weights, in place, of row r: exp2(logit - largest so far). Keeps the state of the row
   // and leaves the factor for what was accumulated before in rescale[r].
-  void softmax_row(int r, int pass_head, int num_keys, float factor) {
+  void softmax_row(int r, int pass_head, int num_keys) {
     float* logits = scratch.logits + r * kTileKv;
     const int padded = round_up(num_keys, kLanes);
     for (int k = num_keys; k < padded; ++k) logits[k] = kNegInf;
@@ -264,17 +263,18 @@ struct Attention {
     Vec largest = load(logits);
     for (int k = kLanes; k < padded; k += kLanes) largest = max(load(logits + k), largest);
     float& max_logit = scratch.max_logit[slot(pass_head) + r];
-    const float base2 = factor * kLog2e;
-    const float new_max = max(max_of(largest) * base2, max_logit);
+    const float new_max = max(max_of(largest), max_logit);
     const float offset = new_max == kNegInf ? 0.0f : new_max;  // -inf - -inf is NaN
+    const float base2 = factor() * kLog2e;
 
     Vec sums{};
     for (int k = 0; k < padded; k += kLanes) {
-      const Vec weights = exp2(load(logits + k) * base2 - offset);
+      // Subtract first: the largest weight is exactly 1, so one key's value comes out unchanged.
+      const Vec weights = exp2((load(logits + k) - offset) * base2);
       sums += weights;
       store(logits + k, weights);
     }
-    const float rescale = exp2(max_logit - offset);
+    const float rescale = exp2((max_logit - offset) * base2);
     float& sum = scratch.sum[slot(pass_head) + r];
     sum = sum * rescale + sum_of(sums);
     max_logit = new_max;
@@ -283,12 +283,12 @@ struct Attention {
 
   void make_weights(int kv_head, int pass_head, const KeyTile& tile) {
     for (int r = 0; r < num_rows; ++r) {
-      const float factor = transform_logits(r, kv_head, tile);
+      transform_logits(r, kv_head, tile);
       if constexpr (kUseSoftmax) {
-        softmax_row(r, pass_head, tile.num_keys, factor);
+        softmax_row(r, pass_head, tile.num_keys);
       } else {
         float* logits = scratch.logits + r * kTileKv;
-        for (int k = 0; k < tile.num_keys; ++k) logits[k] *= factor;
+        for (int k = 0; k < tile.num_keys; ++k) logits[k] *= factor();
         scratch.rescale[r] = 1.0f;
       }
     }
@@ -334,8 +334,9 @@ struct Attention {
     }
   }
 
-  static float natural_lse(float max_logit, float sum) {  // NaN stays NaN, unlike lse_of
-    return sum == 0.0f ? kNegInf : (max_logit + log2(sum)) * kLn2;
+  // NaN stays NaN: a row that saw one must not pass for an empty one where states are merged.
+  static float natural_lse(float max_logit, float sum) {
+    return sum == 0.0f ? kNegInf : max_logit + log2(sum) * kLn2;
   }
 
   void store_rows(int kv_head, int pass_head) const {
@@ -348,7 +349,7 @@ struct Attention {
         const float inverse = empty ? 0.0f : 1.0f / sum;
         for (int d = 0; d < dim_vo; ++d) out[d] = empty ? 0.0f : out[d] * inverse;
       }
-      const float lse = natural_lse(max_logit, sum);
+      const float lse = natural_lse(max_logit * factor(), sum);
       if (item->partial_row < 0) {
         store_row(row_token[r], kv_head * params.group_size + row_group_head[r], out, empty, lse);
       } else {
@@ -427,7 +428,7 @@ struct Attention {
       for (int d = 0; d < dim_vo; ++d) out[d] *= inverse;
     }
     store_row(token, kv_head * params.group_size + group_head, out, empty,
-              natural_lse(state.max_logit, state.sum));
+              natural_lse(state.max_logit * kLn2, state.sum));
   }
 };
 

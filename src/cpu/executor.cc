@@ -31,13 +31,13 @@ using AlignedFloats = std::unique_ptr<float[], FreeAligned>;
 
 class CpuExecutor : public Executor {
  public:
-  explicit CpuExecutor(const AttentionConfig& config)
+  CpuExecutor(const AttentionConfig& config, const std::string& instruction_set)
       : config_(config),
         pool_(&thread_pool()),
         target_(plan_target(config, pool_->num_threads())),
         layout_(workspace_layout(target_.max_partial_rows, config.head_dim_vo,
                                  config.bounds.query_tokens, config.num_kv_heads)),
-        kernel_(find_kernel(config)) {
+        kernel_(find_kernel(config, instruction_set)) {
     Scratch unused;
     scratch_floats_ = divide_scratch(nullptr, config.head_dim_qk, config.head_dim_vo, unused);
     scratch_floats_ = (scratch_floats_ + 15) / 16 * 16;
@@ -172,13 +172,11 @@ class CpuExecutor : public Executor {
 }  // namespace cpu
 
 std::unique_ptr<Executor> make_cpu_executor(const AttentionConfig& config) {
-  check(config.kernel == "auto" || config.kernel == "cpu", "Attention: kernel is '", config.kernel,
-        "', but on the CPU there is 'cpu' ('auto' takes it)");
   check(config.dtype == Dtype::kFloat32 || config.dtype == Dtype::kBfloat16 ||
             config.dtype == Dtype::kFloat16,
         "Attention: dtype is ", to_string(config.dtype),
         ", but the CPU takes float32, bfloat16 and float16");
-  return std::make_unique<cpu::CpuExecutor>(config);
+  return std::make_unique<cpu::CpuExecutor>(config, cpu::instruction_set_of(config));
 }
 
 }  // namespace plait

@@ -52,6 +52,22 @@ std::vector<std::string> instruction_sets() {
   return sets;
 }
 
+std::string instruction_set_of(const AttentionConfig& config) {
+  if (config.kernel == "auto" || config.kernel == "cpu") return "";
+  std::string taken = "'auto', 'cpu'";
+  for (const std::string& set : instruction_sets()) {
+    if (config.kernel == "cpu " + set) {
+      check(builtin_variant(config.variant).has_value(), "Attention: kernel is '", config.kernel,
+            "', but variant '", config.variant.name(),
+            "' is compiled for this machine: take 'cpu' or 'auto'");
+      return set;
+    }
+    taken += ", 'cpu " + set + "'";
+  }
+  check(false, "Attention: kernel is '", config.kernel, "', but the CPU here takes ", taken);
+  return "";
+}
+
 std::string kernel_text(const AttentionConfig& config) {
   return concat("#include \"cpu/attention.h\"\n", jit::variant_source(config.variant),
                 "extern \"C\" __attribute__((visibility(\"default\"))) void ", kEntry,
