@@ -3,6 +3,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>  // without it nb::cast<std::string> compiles, and throws
 
 #include "plait/attention.h"
 #include "plait/error.h"
