@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kGroupSize = 4, kNumKvHeads = 8, kPageSize = 16, kTileQ = 64;
 
-// An H200 by notes of measurements: 512 bytes a key and kv head (head_dim 128, 16 bits) at
-// 4.2 TB/s over all CTAs; about 1 us to write, announce and merge a partial tile.
+// The constants with which the CUDA backend plans decode on an H200 (cuda/cost_model.h; this layer
+// does not see it): 512 bytes a key and kv head by each CTA's part of the bandwidth.
 PlanTarget decode_target(int num_ctas) {
   PlanTarget target;
   target.num_ctas = num_ctas;
@@ -26,9 +26,9 @@ PlanTarget decode_target(int num_ctas) {
   target.num_shapes = 1;
   target.shapes[0] = {.tile_q = kTileQ,
                       .key_split = 2,
-                      .fixed_us = 0.5f,
-                      .us_per_key = 512 / 4.2e6f * static_cast<float>(num_ctas)};
-  target.merge_us = 1.0f;
+                      .fixed_us = 1.0f,
+                      .us_per_key = num_ctas > 132 ? 0.031f : 0.0155f};
+  target.merge_us = 1.5f;
   target.max_partial_rows = 2 * num_ctas * kTileQ;
   target.min_split_keys = 256;
   return target;

@@ -69,7 +69,7 @@ void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model,
   share_ps = std::max(share_ps, total_ps / model.num_ctas + 1);
   i64 too_small_ps = 0;
   const auto nothing = [](int, const RowTile&, int, const CutPiece&) {};
-  for (i64 step_ps = share_ps / 256 + 1;; step_ps += step_ps / 4) {
+  for (i64 step_ps = share_ps / 128 + 1;; step_ps *= 2) {
     const i64 left_ps = walk(tiles, model, share_ps, nothing);
     if (left_ps == 0) break;
     too_small_ps = share_ps;

@@ -30,13 +30,14 @@ struct Recipe {
 };
 
 struct Workload {
-  double lower_bound_us;  // no plan is modelled faster
-  bool keys_are_shared;   // most of the work is in row blocks of several tiles (prefill)
-  int longest_keys;
+  double lower_bound_us;   // no plan is modelled faster
+  bool keys_are_shared;    // most of the work is in row blocks of several tiles (prefill)
+  int longest_keys;        // of a tile
+  double longest_head_us;  // of a tile and kv head, unsplit
 };
 
 Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
-  i64 total_ps = 0, shared_ps = 0, piece_ps = 0;
+  i64 total_ps = 0, shared_ps = 0, piece_ps = 0, head_ps = 0;
   int longest_keys = 0;
   for (size_t i = 0; i < tiles.size(); ++i) {
     const RowTile& tile = tiles[i];
@@ -44,6 +45,7 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
     total_ps += ps;
     piece_ps = std::max(piece_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
     longest_keys = std::max(longest_keys, tile.seen());
+    head_ps = std::max(head_ps, tile.head_ps);
     if ((i > 0 && tiles[i - 1].row_block == tile.row_block) ||
         (i + 1 < tiles.size() && tiles[i + 1].row_block == tile.row_block)) {
       shared_ps += ps;
@@ -51,7 +53,7 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
   }
   // All work spread evenly as if splits were free; and somebody runs the dearest smallest piece.
   return {std::max(total_ps / model.num_ctas, piece_ps) * 1e-6, shared_ps * 2 > total_ps,
-          longest_keys};
+          longest_keys, head_ps * 1e-6};
 }
 
 // Candidates in the order of preference; the loop may stop before the last. Returns how many.
@@ -68,9 +70,11 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
   out[n++] = {"equal_shares", true, 0, false};
   if (!workload.keys_are_shared) out[n++] = unsplit;
   if (chunk < workload.longest_keys) out[n++] = {"algorithm_1", false, chunk, false};
-  for (int i = 0; i < 2 && chunk > model.rules.min_piece; ++i) {
-    chunk = std::max(round_up(chunk / 2, model.rules.tile_kv), model.rules.min_piece);
-    if (chunk < workload.longest_keys) out[n++] = {"equalised", false, chunk, true};
+  for (int i = 0; i < 2; ++i) {
+    chunk = round_up(chunk / 2, model.rules.tile_kv);
+    if (chunk < workload.longest_keys && chunk >= model.rules.min_piece) {
+      out[n++] = {"equalised", false, chunk, true};
+    }
   }
   return n;
 }
@@ -135,6 +139,10 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   plan.chosen = -1;
   for (int i = 0; i < num_recipes; ++i) {
     const Recipe& recipe = list[i];
+    if (plan.chosen >= 0 && !recipe.equal_shares && recipe.chunk == 0 &&
+        workload.longest_head_us > plan.candidates[plan.chosen].makespan_us * (1 + nearly_equal)) {
+      continue;  // one head alone takes longer
+    }
     Cuts& cuts = scratch.trial;
     PlanCandidate candidate{.name = recipe.name, .chunk = recipe.chunk};
     if (recipe.equal_shares) {
@@ -160,11 +168,12 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
         (plan.chosen < 0 || better(candidate, plan.candidates[plan.chosen], nearly_equal));
     plan.candidates.push_back(std::move(candidate));
     if (take) {
-      plan.chosen = i;
+      plan.chosen = static_cast<int>(plan.candidates.size()) - 1;
       std::swap(scratch.trial, scratch.best);
-      if (plan.candidates[i].makespan_us <= workload.lower_bound_us * (1 + kCloseToBound)) break;
+      if (plan.candidates.back().makespan_us <= workload.lower_bound_us * (1 + kCloseToBound))
+        break;
     }
-    if (scheduler == Scheduler::kLpt && !plan.candidates[i].fits && recipe.chunk > 0) {
+    if (scheduler == Scheduler::kLpt && !plan.candidates.back().fits && recipe.chunk > 0) {
       // Forced, so there is no other candidate: the shortest doubled chunk that fits.
       const int chunk = recipe.chunk < workload.longest_keys ? recipe.chunk * 2 : 0;
       list[0] = {recipe.name, false, chunk, false};
