@@ -62,6 +62,7 @@ PLAIT_DEVICE void load_q(typename Tile<kConfig>::Smem& smem, const VariantCall<V
   using Q = Storage<kConfig.dtype_q>;
   const Params& params = call.params;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int r = warp; r < item.num_rows; r += kNumWarps) {
     const PackedRow row = packed_row(plan, block, item.first_row + r, kv_head, params.group_size);
     const int request = plan.token_request[row.token], position = plan.token_position[row.token];
@@ -98,6 +99,7 @@ PLAIT_DEVICE void load_kv(typename Tile<kConfig>::Smem& smem, const VariantCall<
   const Kv* base = static_cast<const Kv*>(kIsKey ? params.k : params.v);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const i64 list = first_entry(table, block);
+#pragma unroll 1  // here and below: compile time counts, too
   for (int j = warp; j < kNumKeys; j += kNumWarps) {
     float* to = smem.kv[j];
     if (first + j >= end) {
@@ -170,6 +172,7 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
                                        item.kv_end);
     __syncthreads();
     float weight[T::kRowsOfWarp] = {};
+#pragma unroll 4
     for (int i = 0; i < T::kDimQk; ++i) {
       const float k = smem.kv[lane][i];
       for (int r = 0; r < T::kRowsOfWarp; ++r) weight[r] += smem.q[first_row + r][i] * k;
@@ -201,6 +204,7 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
     load_kv<kConfig, V, Operand::kValue>(smem, call, table, block, request, kv_head, first,
                                          item.kv_end);
     __syncthreads();
+#pragma unroll 1
     for (int j = 0; j < num_keys; ++j) {
       for (int r = 0; r < T::kRowsOfWarp; ++r) {
         const float w = __shfl_sync(kAll, weight[r], j);
@@ -227,6 +231,7 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
     __syncwarp();
     const i64 partial_row =
         item.partial_row + static_cast<i64>(kv_head - item.kv_head_begin) * item.num_rows + row;
+#pragma unroll 1
     for (int dim = 4 * lane; dim < T::kDimVo; dim += 128) {
       const float x[4] = {assembled[dim], assembled[dim + 1], assembled[dim + 2],
                           assembled[dim + 3]};

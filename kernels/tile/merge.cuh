@@ -58,6 +58,7 @@ PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& vari
 
   float max_logit = kNegInf;  // base 2
   bool any = false;
+#pragma unroll 1
   for (int first = begin; first < end; first += 32) {
     const SourceOfLane mine = source_of_lane<V>(params, plan, first + lane, end, kv_head, g);
     max_logit = max(max_logit, mine.logit);
@@ -70,6 +71,7 @@ PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& vari
 
   float sum = 0.0f;
   float out[kSteps][4] = {};
+#pragma unroll 1
   for (int first = begin; first < end; first += 32) {
     const SourceOfLane mine = source_of_lane<V>(params, plan, first + lane, end, kv_head, g);
     // Without softmax states add. An empty state is skipped: it is the identity.
@@ -136,6 +138,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   int num_lanes = 32;
   while (num_lanes > 1 && num_lanes * num_tokens > num_threads) num_lanes /= 2;
   const int tokens_a_pass = num_threads / num_lanes;
+#pragma unroll 1
   for (int first = 0; first < num_tokens; first += tokens_a_pass) {
     const int t = first + thread / num_lanes;
     const bool valid = t < num_tokens;
@@ -143,6 +146,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
     unsigned expected = 0;
     if (valid) {
       const int end = plan.token_merge_indptr[token + 1];
+#pragma unroll 1
       for (int i = plan.token_merge_indptr[token] + thread % num_lanes; i < end; i += num_lanes) {
         expected += covers(plan.merge_sources[i], kv_head);
       }
@@ -160,6 +164,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   sync();  // hands the acquired parts on to every thread
 
   const int num_rows = num_tokens * group_size;
+#pragma unroll 1
   for (int row = thread / 32; row < num_rows; row += num_threads / 32) {
     const int t = row / group_size;
     if (last[t] < 0) continue;

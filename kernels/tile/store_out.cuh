@@ -60,6 +60,7 @@ PLAIT_DEVICE void store_padding_rows(const Params& params, const PlanView& plan,
                                      int num_threads) {
   const int num_warps = num_threads / 32, lane = thread % 32;
   const i64 num_rows = static_cast<i64>(params.num_rows - plan.num_tokens) * params.num_qo_heads;
+#pragma unroll 1
   for (i64 i = static_cast<i64>(blockIdx.x) * num_warps + thread / 32; i < num_rows;
        i += static_cast<i64>(gridDim.x) * num_warps) {
     const int token = plan.num_tokens + static_cast<int>(i / params.num_qo_heads);

@@ -36,12 +36,12 @@ KernelConfig sm90_config(Dtype dtype, Loader loader, bool decode_only) {
                       .head_dim_vo = 128,
                       .loader = loader,
                       .tile_kv = 128,
-                      .num_stages = 2,
+                      .num_stages = 3,
                       .num_consumer_warpgroups = 2,
                       // The producer reads items and block tables: affine spills at 40, gather at
-                      // 72 (and at 56 in the small kernel).
-                      .producer_registers = loader == Loader::kAffine ? 56 : 88,
-                      .consumer_registers = loader == Loader::kAffine ? 224 : 208,
+                      // 88 (and at 56 in the small kernel).
+                      .producer_registers = loader == Loader::kAffine ? 56 : 104,
+                      .consumer_registers = loader == Loader::kAffine ? 224 : 200,
                       .ctas_per_sm = 1,
                       .num_shapes = 2,
                       .shapes = {{Mma::kWgmma, 128, 1}, {Mma::kWgmma, 64, 2}}};

@@ -73,7 +73,7 @@ void cuda_merge_states(const MergeParams& p, const Device& device, Stream stream
 void cuda_append_kv(const AppendParams& p, const Device& device, Stream stream) {
   GpuDevice& gpu = GpuDevice::get(device.id);
   const CurrentDevice current(gpu);
-  const long long num_warps = static_cast<long long>(p.num_tokens) * p.num_kv_heads;
+  const long long num_warps = 2LL * p.num_tokens * p.num_kv_heads;
   if (num_warps == 0) return;
   const int element_bytes = bytes_of(p.dtype);
   AppendKvCall call{};
