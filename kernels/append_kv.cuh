@@ -31,6 +31,7 @@ PLAIT_DEVICE KeySlot append_slot(const AppendKvCall& call, int i) {
 template <class Unit>
 PLAIT_DEVICE void copy_row(char* to, const char* from, int bytes, int lane) {
   const int num_units = bytes / static_cast<int>(sizeof(Unit));
+#pragma unroll 2
   for (int i = lane; i < num_units; i += 32) {
     reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
   }
@@ -56,19 +57,20 @@ PLAIT_DEVICE void append_kv(const AppendKvCall& call) {
   const int lane = threadIdx.x % 32;
   const i64 num_warps = static_cast<i64>(gridDim.x) * (blockDim.x / 32);
   const i64 first = static_cast<i64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
-  const i64 num_rows = static_cast<i64>(call.num_tokens) * call.num_kv_heads;
-  for (i64 row = first; row < num_rows; row += num_warps) {
-    const int token = static_cast<int>(row / call.num_kv_heads);
-    const int head = static_cast<int>(row % call.num_kv_heads);
+  const i64 num_rows = 2 * static_cast<i64>(call.num_tokens) * call.num_kv_heads;
+#pragma unroll 1
+  for (i64 row = first; row < num_rows; row += num_warps) {  // of K and V in turn
+    const bool is_key = row % 2 == 0;
+    const int token = static_cast<int>(row / 2 / call.num_kv_heads);
+    const int head = static_cast<int>(row / 2 % call.num_kv_heads);
     const KeySlot slot = append_slot(call, token);
     if (slot.block < 0) continue;
-    const bool affine = call.affine != 0;
-    copy_row(call.k_cache + key_offset(call.k_stride, slot, head, affine),
-             call.k_new + token * call.k_new_stride.token + head * call.k_new_stride.head,
-             call.k_row_bytes, call.k_unit, lane);
-    copy_row(call.v_cache + key_offset(call.v_stride, slot, head, affine),
-             call.v_new + token * call.v_new_stride.token + head * call.v_new_stride.head,
-             call.v_row_bytes, call.v_unit, lane);
+    const RowStrides& from = is_key ? call.k_new_stride : call.v_new_stride;
+    const KvStrides& to = is_key ? call.k_stride : call.v_stride;
+    copy_row((is_key ? call.k_cache : call.v_cache) + key_offset(to, slot, head, call.affine != 0),
+             (is_key ? call.k_new : call.v_new) + token * from.token + head * from.head,
+             is_key ? call.k_row_bytes : call.v_row_bytes, is_key ? call.k_unit : call.v_unit,
+             lane);
   }
 }
 

@@ -13,7 +13,6 @@
 
 #define PLAIT_DEVICE inline
 #define __shared__ static
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
 
 namespace emulate {
 
