@@ -1,6 +1,7 @@
 // What the command line asks of the library beside attention: what was found on this machine, the
 // kernels that plait ships, the cache.
 #include "bindings.h"
+#include "plait/bench.h"
 #include "plait/jit.h"
 
 namespace plait::python {
@@ -44,6 +45,14 @@ void bind_tools(nb::module_& m) {
       .def_ro("spill_bytes", &CompiledKernel::spill_bytes)
       .def_ro("smem_bytes", &CompiledKernel::smem_bytes)
       .def_ro("error", &CompiledKernel::error);
+  nb::class_<BenchRow>(m, "BenchRow")
+      .def_ro("case_name", &BenchRow::case_name)
+      .def_ro("metric", &BenchRow::metric)
+      .def_ro("value", &BenchRow::value)
+      .def_ro("unit", &BenchRow::unit);
+  m.def("bench_plan", &bench_plan, nb::call_guard<nb::gil_scoped_release>());
+  m.def("bench_balance", &bench_balance, nb::call_guard<nb::gil_scoped_release>());
+  m.def("copy_bandwidth", &copy_bandwidth, nb::call_guard<nb::gil_scoped_release>());
   m.def("add_nvrtc_search_dirs", &add_nvrtc_search_dirs, "dirs"_a);
   m.def("nvrtc_info", &nvrtc_info);
   m.def("host_compiler_info", &host_compiler_info);

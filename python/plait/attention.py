@@ -4,6 +4,7 @@ import math
 
 from plait import _plait
 from plait.formats import KvFormat, RaggedKv, given, level_tuples
+from plait.nvrtc import use_wheels
 from plait.plan import Plan
 from plait.tensors import empty_like, parse_device
 from plait.variants import Variant, full
@@ -102,6 +103,8 @@ class Attention:
                          head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, dtype=dtype, kv=kv,
                          device=device, variant=variant, bounds=bounds, sm_scale=sm_scale,
                          scheduler=scheduler, kernel=kernel, max_ctas=max_ctas)
+        if parse_device(device)[0] != 1:
+            use_wheels()
         self._workspace = workspace  # keeps a borrowed buffer alive
         self._impl = _plait.Attention(config, None if workspace is None else workspace._impl)
         self._out_tail = (num_qo_heads, head_dim_vo if head_dim is None else head_dim)

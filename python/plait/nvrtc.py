@@ -1,5 +1,6 @@
 """Where pip wheels put NVRTC: told to the library, which looks there too."""
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -14,8 +15,9 @@ def wheel_dirs():
     return [str(path) for name in names for root in roots if (path := Path(root, name)).is_dir()]
 
 
+@functools.cache
 def use_wheels():
-    """Adds them to the places that the library looks in. Cheap; done before anything compiles."""
+    """Adds them to the places that the library looks in; done before anything compiles for a GPU."""
     dirs = wheel_dirs()
     if dirs:
         _plait.add_nvrtc_search_dirs(dirs)

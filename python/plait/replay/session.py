@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from plait import reference
 from plait.attention import Attention, Bounds
+from plait.checking import RowCheck
 from plait.counting import DTYPE_BYTES, attention_work
 from plait.formats import PagedKv
 from plait.operations import append_kv
@@ -150,52 +150,26 @@ def _run_step(step, attention, model, memory, cache, report):
     return timed(report.run_us, lambda: attention.run(q, cache))
 
 
-
 class _Checker:
-    """Sampled rows against the float64 reference; keys and values are drawn again from the model,
-    so that append, page tables and sharing are checked with the attention.
-
-    Allowed is twice the largest error, over the rows sampled in a step, of the same attention
-    computed plainly (float32, weights and result rounded to the dtype), and no less than two units
-    in the last place of the largest value: a step may sample rows on which the plain one is exact.
-    """
+    """Sampled rows of a step. Keys and values are drawn again from the model, so that append, page
+    tables and sharing are checked with the attention."""
 
     def __init__(self, model, options):
         self._model, self._options = model, options
         self._rng = np.random.default_rng(options.seed + 1)
 
     def check(self, step, out, lse, report):
-        dtype = self._options.dtype
         rows = self._rng.choice(len(out), min(self._options.check_rows, len(out)), replace=False)
-        errors, plain_errors, largest = [], [], 0.0
+        check = RowCheck(self._options.dtype)
         for row in rows:
             r = step.running[step.batch_indices[row]]
-            position = step.positions[row]
-            keys = np.arange(position + 1)
-            inputs = [reference.from_storage(x, dtype) for x in
-                      (self._model.query(r, keys[-1:]), *self._model.keys_values(r, keys))]
-            exact = reference.attention(*inputs)
-            plain = reference.attention(*inputs, real=np.float32,
-                                        stored=lambda x: reference.rounded(x, dtype))
-            ours = (reference.from_storage(out[row], dtype)[None], lse[row][None])
-            errors.append([np.max(np.abs(a - b)) for a, b in zip(ours, exact)])
-            plain_errors.append([np.max(np.abs(a - b)) for a, b in zip(plain, exact)])
-            largest = max(largest, np.max(np.abs(exact[0])))
-        error, lse_error = np.max(errors, axis=0)
-        floor = 2 * np.array([largest * _ulp(dtype), np.max(np.abs(lse[rows])) * 2.0**-20])
-        allowed = np.maximum(2 * np.max(plain_errors, axis=0), floor)
-        worst = float(np.max(np.array([error, lse_error]) / allowed))
+            keys = np.arange(step.positions[row] + 1)
+            check.add(self._model.query(r, keys[-1:])[0], *self._model.keys_values(r, keys), out[row],
+                      lse[row])
         report.steps_checked += 1
         report.rows_checked += len(rows)
-        report.largest_error = max(report.largest_error, float(error))
-        report.largest_lse_error = max(report.largest_lse_error, float(lse_error))
-        if not worst <= 1:  # NaN fails too
-            at = rows[int(np.argmax(np.asarray(errors)[:, 0]))]
-            report.failures.append(
-                f"step {report.steps}, row {at}: error {error:.3g} (allowed {allowed[0]:.3g}), lse error "
-                f"{lse_error:.3g} (allowed {allowed[1]:.3g})")
-        report.worst = max(report.worst, worst) if worst == worst else float("nan")
-
-
-def _ulp(dtype):
-    return {"float32": 2.0**-21, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+        report.largest_error, report.largest_lse_error = np.maximum(  # NaN stays
+            (report.largest_error, report.largest_lse_error), check.error)
+        report.worst = np.maximum(report.worst, check.worst)
+        if not check.worst <= 1:  # NaN fails too
+            report.failures.append(f"step {report.steps}, rows {sorted(rows)}: {check.describe()}")

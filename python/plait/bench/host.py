@@ -1,0 +1,52 @@
+"""What needs neither kernels nor data: planning, balance, the overhead of a call."""
+
+import statistics
+import time
+
+import numpy as np
+
+from plait import _plait
+from plait.attention import Attention, Bounds
+from plait.bench import row
+
+
+def _rows(cpp_rows):
+    return [row(r.case_name, r.metric, r.value, r.unit) for r in cpp_rows]
+
+
+def plan():
+    """Host time of a plan in C++: decode of lengths (37 i mod 8000) + 1."""
+    return _rows(_plait.bench_plan())
+
+
+def balance():
+    """Modelled busiest CTA / mean of b x 4096 keys on 132 CTAs."""
+    return _rows(_plait.bench_balance())
+
+
+def median_us(work, calls, rounds=9):
+    """Median over rounds of the mean time of `calls` calls in a row."""
+    work()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(times)
+
+
+def overhead():
+    """Python calls on NumPy tensors whose work is nothing: one token, one key, one head."""
+    attention = Attention(num_qo_heads=1, num_kv_heads=1, head_dim=8, dtype="float32",
+                          bounds=Bounds(requests=1, query_tokens=1, keys=1))
+    q = k = v = np.ones((1, 1, 8), np.float32)
+    out, lse = np.empty_like(q), np.empty((1, 1), np.float32)
+    indptr = np.array([0, 1], np.int32)
+    attention.plan(qo_indptr=indptr, kv_indptr=indptr)
+    case = "1 token, 1 key, 1 head of 8, NumPy"
+    return [row(case, "run", median_us(lambda: attention.run(q, (k, v)), 2000), "us"),
+            row(case, "run with out= and lse=",
+                median_us(lambda: attention.run(q, (k, v), out=out, lse=lse), 2000), "us"),
+            row(case, "plan", median_us(
+                lambda: attention.plan(qo_indptr=indptr, kv_indptr=indptr), 2000), "us")]

@@ -1,0 +1,47 @@
+"""`plait bench plan|balance|overhead|cpu|prefill|decode`."""
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from plait import _plait
+from plait.cli.tables import console, print_json, print_table
+from plait.nvrtc import use_wheels
+from plait.tensors import parse_device
+
+
+class Bench(str, Enum):
+    plan = "plan"
+    balance = "balance"
+    overhead = "overhead"
+    cpu = "cpu"
+    prefill = "prefill"
+    decode = "decode"
+
+
+def bench_command(
+    which: Annotated[Bench, typer.Argument(help="prefill and decode need a GPU")],
+    device: Annotated[str, typer.Option(help="of prefill and decode")] = "cuda",
+    kernel: Annotated[str, typer.Option(help="of prefill and decode: auto, plain, sm90a")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="a list of case, metric, value, unit")] = False,
+):
+    """Measure, and print a row a figure. A result on data is checked on sampled rows before it is timed."""
+    from plait.bench import cpu, gpu, host
+
+    on_gpu = which in (Bench.prefill, Bench.decode)
+    if not on_gpu and (device, kernel) != ("cuda", "auto"):
+        raise typer.BadParameter(f"--device and --kernel go with prefill and decode, not with {which.value}")
+    if on_gpu:
+        use_wheels()
+        if not json:
+            console.print(_plait.describe_gpu(parse_device(device)))
+        rows = (gpu.prefill if which is Bench.prefill else gpu.decode)(device, kernel)
+    else:
+        rows = {Bench.plan: host.plan, Bench.balance: host.balance, Bench.overhead: host.overhead,
+                Bench.cpu: cpu.cpu}[which]()
+    if json:
+        print_json(rows)
+    else:
+        print_table(["case", "metric", ">value", "unit"],
+                    [(r["case"], r["metric"], f"{r['value']:.4g}", r["unit"]) for r in rows])
