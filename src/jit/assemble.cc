@@ -274,10 +274,13 @@ KernelSource assemble_utility(const std::string& name, std::optional<Dtype> dtyp
   source.variant_name = name;
   source.entry = "plait_" + name;
   source.num_threads = num_threads;
-  source.text = concat(
-      "#include \"", name, ".cuh\"\nnamespace plait {\nextern \"C\" __global__ void ",
-      "__launch_bounds__(", num_threads, ") ", source.entry, "(const __grid_constant__ ", call_type,
-      " call) {\n  ", name, dtype ? "<" + literal(*dtype) + ">" : "", "(call);\n}\n}\n");
+  // 1024 threads a multiprocessor: left alone, ptxas aims at fewer registers and spills around the
+  // 64-bit division of append_kv.
+  source.text =
+      concat("#include \"", name, ".cuh\"\nnamespace plait {\nextern \"C\" __global__ void ",
+             "__launch_bounds__(", num_threads, ", ", 1024 / num_threads, ") ", source.entry,
+             "(const __grid_constant__ ", call_type, " call) {\n  ", name,
+             dtype ? "<" + literal(*dtype) + ">" : "", "(call);\n}\n}\n");
   return source;
 }
 
