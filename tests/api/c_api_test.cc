@@ -1,0 +1,145 @@
+// The C API: results of the C program beside this file, status codes and error texts.
+#include "plait/c_api.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+extern "C" {
+plait_status c_api_decode(float* out, float* lse);
+plait_status c_api_merge(float* out, float* out_lse);
+}
+
+namespace {
+
+TEST(CApi, AppendPlanRunFromC) {
+  std::vector<float> out(3 * 2 * 8, 7), lse(3 * 2, 7);
+  ASSERT_EQ(c_api_decode(out.data(), lse.data()), PLAIT_OK) << plait_last_error();
+  for (int i = 0; i < 2 * 8; ++i) {
+    EXPECT_FLOAT_EQ(out[i], 1.5f);          // query 0 sees values 1, 2
+    EXPECT_FLOAT_EQ(out[2 * 8 + i], 2.0f);  // query 1 sees 1, 2, 3
+    EXPECT_EQ(out[2 * 2 * 8 + i], 0.0f);
+  }
+  for (int head = 0; head < 2; ++head) {
+    EXPECT_NEAR(lse[head], std::log(2.0), 1e-6);
+    EXPECT_NEAR(lse[2 + head], std::log(3.0), 1e-6);
+    EXPECT_EQ(lse[4 + head], -std::numeric_limits<float>::infinity());
+  }
+}
+
+TEST(CApi, MergeFromC) {
+  std::vector<float> out(4, 7);
+  float lse = 7;
+  ASSERT_EQ(c_api_merge(out.data(), &lse), PLAIT_OK) << plait_last_error();
+  EXPECT_FLOAT_EQ(out[0], 2);
+  EXPECT_EQ(out[1], 7);
+  EXPECT_NEAR(lse, std::log(2.0), 1e-6);
+}
+
+TEST(CApi, Version) { EXPECT_STREQ(plait_version(), "0.1.0"); }
+
+plait_config small_config() {
+  plait_config config;
+  plait_config_init(&config);
+  config.num_qo_heads = config.num_kv_heads = 1;
+  config.head_dim_qk = config.head_dim_vo = 8;
+  config.dtype = PLAIT_FLOAT32;
+  config.max_requests = config.max_query_tokens = config.max_keys = 4;
+  return config;
+}
+
+std::string create_error(const plait_config& config) {
+  plait_attention* attention = nullptr;
+  const plait_status status = plait_attention_create(&config, &attention);
+  EXPECT_EQ(attention == nullptr, status != PLAIT_OK);
+  plait_attention_destroy(attention);
+  if (status == PLAIT_OK) return "";
+  EXPECT_EQ(status, PLAIT_INVALID_ARGUMENT);
+  return plait_last_error();
+}
+
+TEST(CApi, ConfigErrors) {
+  plait_config config = small_config();
+  EXPECT_EQ(create_error(config), "");
+  config.head_dim_qk = 7;
+  EXPECT_EQ(create_error(config),
+            "attention: head_dim_qk is 7; it must be a multiple of 8 from 8 to 256");
+  config = small_config();
+  config.dtype = 9;
+  EXPECT_EQ(create_error(config),
+            "plait_config: dtype is 9; it must be PLAIT_FLOAT32 (0), PLAIT_BFLOAT16 (1) or "
+            "PLAIT_FLOAT16 (2)");
+  config = small_config();
+  config.sink_tokens = 3;
+  EXPECT_EQ(create_error(config),
+            "plait_config: sink_tokens is 3, but there is no window for them to be outside of; set "
+            "window_left");
+  config = small_config();
+  config.variant_name = "mine";
+  EXPECT_EQ(create_error(config),
+            "plait_config: variant_source is NULL, but other variant_ fields are set");
+  config = small_config();
+  config.struct_size = 8;
+  EXPECT_NE(create_error(config).find("plait_config.struct_size is 8, but this library's has "),
+            std::string::npos);
+  EXPECT_EQ(plait_attention_create(nullptr, nullptr), PLAIT_INVALID_ARGUMENT);
+}
+
+TEST(CApi, WorkspaceOfTheCaller) {
+  plait_config config = small_config();
+  int64_t bytes = 0;
+  ASSERT_EQ(plait_workspace_bytes(&config, &bytes), PLAIT_OK);
+  ASSERT_GT(bytes, 0);
+  std::vector<char> memory(bytes + 256);
+  config.workspace = memory.data() + (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
+  config.workspace_bytes = bytes;
+  EXPECT_EQ(create_error(config), "");
+  config.workspace_bytes = bytes - 1;
+  EXPECT_EQ(create_error(config), "attention: the workspace has " + std::to_string(bytes - 1) +
+                                      " bytes; this configuration needs " + std::to_string(bytes) +
+                                      " (workspace_bytes())");
+}
+
+TEST(CApi, PlanAndRunErrors) {
+  const plait_config config = small_config();
+  plait_attention* attention = nullptr;
+  ASSERT_EQ(plait_attention_create(&config, &attention), PLAIT_OK);
+  EXPECT_EQ(std::string(plait_kernel_name(attention)).substr(0, 3), "cpu");
+  plait_run_args run;
+  plait_run_args_init(&run);
+  EXPECT_EQ(plait_run(attention, &run, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(), "run: nothing is planned yet; call plan() first");
+  plait_batch batch;
+  plait_batch_init(&batch);
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(), "plan: qo_indptr is missing");
+  const int32_t zero[1] = {0}, qo[2] = {0, 1}, begin[1] = {-1}, len[1] = {1};
+  batch.qo_indptr = zero;
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_OK) << plait_last_error();  // no requests
+  EXPECT_EQ(plait_run(attention, &run, nullptr), PLAIT_OK) << plait_last_error();     // no rows
+  run.num_rows = 2;
+  EXPECT_EQ(plait_run(attention, &run, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(), "run: q is missing");
+  batch.num_requests = 1;
+  batch.qo_indptr = qo;
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(),
+               "plan: kv_indptr is missing; ragged K and V need kv_indptr, or kv_begin and kv_len");
+  batch.kv.kv_begin = begin;
+  batch.kv.kv_len = len;
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(),
+               "plan: kv_begin[0] is -1; rows of K and V are 0 ... 281474976710656");
+  batch.num_requests = -1;
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(), "plait_batch: num_requests is -1; it must be >= 0");
+  EXPECT_EQ(plait_plan(nullptr, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(), "plait_plan: attention is NULL");
+  plait_attention_destroy(attention);
+  plait_attention_destroy(nullptr);
+}
+
+}  // namespace
