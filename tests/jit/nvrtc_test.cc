@@ -76,8 +76,18 @@ TEST(NvrtcSearch, ErrorNamesPlacesAndRemedy) {
 
 // ---- With NVRTC. ----
 
+// `make test` installs NVRTC's wheel into .venv, of which a C++ program knows nothing.
+void search_virtual_environment() {
+  const std::string root = std::filesystem::path(__FILE__).parent_path().string() + "/../..";
+  std::error_code none;
+  for (const auto& python : std::filesystem::directory_iterator(root + "/.venv/lib", none)) {
+    add_nvrtc_search_dirs({python.path().string() + "/site-packages"});
+  }
+}
+
 class Nvrtc : public ::testing::Test {
  protected:
+  static void SetUpTestSuite() { search_virtual_environment(); }
   void SetUp() override {
     if (!nvrtc_info().found) GTEST_SKIP() << "no NVRTC:\n" << joined(nvrtc_info().looked_in);
   }
