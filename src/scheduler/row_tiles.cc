@@ -14,6 +14,21 @@ int row_of_q(const Plan& plan, const RowBlock& block, int token) {
   return plan.row_map.empty() ? i : plan.row_map[i];
 }
 
+// Requests whose tokens a block has. Rows of q are in request order.
+int requests_of(const Plan& plan, const RowBlock& block) {
+  if (block.num_tokens == 0) return 0;
+  if (plan.row_map.empty() && plan.token_request[block.first_token] ==
+                                  plan.token_request[block.first_token + block.num_tokens - 1]) {
+    return 1;
+  }
+  int count = 1;
+  for (int i = 1; i < block.num_tokens; ++i) {
+    count += plan.token_request[row_of_q(plan, block, i)] !=
+             plan.token_request[row_of_q(plan, block, i - 1)];
+  }
+  return count;
+}
+
 // Rows [first_row, first_row + num_rows) of a block as a tile, with positions and keys.
 RowTile make_tile(const Plan& plan, const Visibility& visible, const CostModel& model,
                   int row_block, int first_row, int num_rows) {
@@ -26,10 +41,18 @@ RowTile make_tile(const Plan& plan, const Visibility& visible, const CostModel& 
   const int first_token = first_row / model.group_size;
   const int last_token = (first_row + num_rows - 1) / model.group_size;
   tile.min_position = tile.max_position = plan.token_position[row_of_q(plan, block, first_token)];
-  for (int i = first_token + 1; i <= last_token; ++i) {
-    const int position = plan.token_position[row_of_q(plan, block, i)];
-    tile.min_position = std::min(tile.min_position, position);
-    tile.max_position = std::max(tile.max_position, position);
+  if (plan.row_map.empty()) {  // a loop over consecutive integers, which vectorises
+    const int* position = plan.token_position.data() + block.first_token;
+    for (int i = first_token + 1; i <= last_token; ++i) {
+      tile.min_position = std::min(tile.min_position, position[i]);
+      tile.max_position = std::max(tile.max_position, position[i]);
+    }
+  } else {
+    for (int i = first_token + 1; i <= last_token; ++i) {
+      const int position = plan.token_position[row_of_q(plan, block, i)];
+      tile.min_position = std::min(tile.min_position, position);
+      tile.max_position = std::max(tile.max_position, position);
+    }
   }
   find_keys(visible, block, model.rules.tile_kv, tile);
   return tile;
@@ -181,13 +204,7 @@ void make_row_tiles(const BsrView& view, const Visibility& visible, const CostMo
   plan.visible = visible;
   plan.total_keys = 0;
   for (const RowBlock& block : plan.row_blocks) {
-    int num_requests = 0;  // under this node; their tokens follow one another
-    for (int i = 0, previous = -1; i < block.num_tokens; ++i) {
-      const int request = plan.token_request[row_of_q(plan, block, i)];
-      num_requests += i == 0 || request != previous;
-      previous = request;
-    }
-    plan.total_keys += i64{num_requests} * block.kv_len;
+    plan.total_keys += i64{requests_of(plan, block)} * block.kv_len;
   }
 
   scratch.tiles.clear();

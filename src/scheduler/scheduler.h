@@ -5,12 +5,16 @@
 //   plan.cc         the visible loop: cut, score, compare; then writes the Plan
 //   merge_lists.cc  which partial states every token is joined from
 #pragma once
+#include <cstdint>
 #include <vector>
 
 #include "host_device/cut.h"
 #include "plait/plan.h"
 
 namespace plait::scheduler {
+
+// CTAs share a word with their load while items are dealt.
+inline constexpr int kCtaBits = 16, kMaxCtas = (1 << kCtaBits) - 1;
 
 // PlanTarget in the units of cut.h.
 struct CostModel {
@@ -36,7 +40,7 @@ struct Scratch {
   std::vector<int> token_mark, token_sources;
   Cuts trial, best;
   std::vector<i64> load;
-  std::vector<unsigned long long> keys;
+  std::vector<std::uint64_t> keys, tree;
   std::vector<int> next;
 };
 

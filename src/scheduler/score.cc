@@ -9,7 +9,8 @@
 namespace plait::scheduler {
 
 CostModel cost_model(const PlanTarget& target) {
-  check(target.num_ctas >= 1, "plan: target.num_ctas is ", target.num_ctas, ", must be at least 1");
+  check(target.num_ctas >= 1 && target.num_ctas <= kMaxCtas, "plan: target.num_ctas is ",
+        target.num_ctas, ", must be 1 to ", kMaxCtas);
   check(target.tile_kv >= 1, "plan: target.tile_kv is ", target.tile_kv, ", must be at least 1");
   check(target.group_size >= 1 && target.num_kv_heads >= 1, "plan: target.group_size is ",
         target.group_size, " and num_kv_heads ", target.num_kv_heads, ", must be at least 1");
