@@ -2,6 +2,7 @@
 // attention over it in float64: written from the view's definition (plan_data.h), with nothing of
 // the kernels in it but the storage types.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -45,6 +46,8 @@ struct Case {
   BsrView view;
   std::vector<int> pages;      // !affine: block lists one after the other
   std::vector<KeyList> lists;  // of each row block
+  // Of every list, also those that no row block has: the shared one (if any), then by request.
+  std::vector<int> page_indptr{0}, first_row, list_len;
   int num_slots = 0;           // of the cache: pages * page_size, or rows
   Values<T> q{0}, k{0}, v{0};  // [tokens, qo heads, qk], [slots, kv heads, qk | vo]
 
@@ -104,6 +107,9 @@ Case<T> make_case(const Shape& shape, const Visibility& visible, const std::vect
       }
     }
     next_page += 1;
+    c.page_indptr.push_back(static_cast<int>(c.pages.size()));
+    c.first_row.push_back(static_cast<int>(block.first_block));
+    c.list_len.push_back(len);
     if (tokens == 0) return;
     view.row_blocks.push_back(block);
     c.lists.push_back(list);
