@@ -177,10 +177,15 @@ class CudaExecutor : public Executor {
 
   Sm90Maps sm90_maps(const Params& p) {
     const bool affine = kernel_config_.loader == Loader::kAffine;
+    // The stride of a dimension with one element is never used, and may be anything.
     const auto check_kv = [&](const char* name, const void* address, const KvStrides& stride) {
-      check_aligned(name, address, {affine ? 0 : stride.block, stride.token, stride.head});
+      check_aligned(
+          name, address,
+          {affine ? 0 : stride.block, stride.token, p.num_kv_heads > 1 ? stride.head : 0});
     };
-    check_aligned("q", p.q, {p.q_stride.token, p.q_stride.head});
+    check_aligned(
+        "q", p.q,
+        {p.num_rows > 1 ? p.q_stride.token : 0, p.num_qo_heads > 1 ? p.q_stride.head : 0});
     check_kv("k", p.k, p.k_stride);
     check_kv("v", p.v, p.v_stride);
     Sm90Maps maps{};
