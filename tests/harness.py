@@ -255,7 +255,7 @@ def page_table(format, owned, lens, index, rng, device, wild=None):
     placed = device.put if format.device_tables else np.asarray
     if format.table in ("csr", "csr_last"):
         indptr = np.concatenate([[0], np.cumsum([len(p) for p in owned])]).astype(index)
-        indices = np.concatenate([*owned, [], [wild]]).astype(index)[:-1]  # ends with its memory
+        indices = np.concatenate([np.empty(0, index), *owned]).astype(index)  # ends with its memory
         table = {"kv_page_indptr": placed(indptr), "kv_page_indices": placed(indices)}
         if format.table == "csr":
             return table | {"kv_len": lens}

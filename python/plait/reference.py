@@ -56,7 +56,8 @@ def attention(q, k, v, *, q_pos=None, k_pos=None, sm_scale=None, causal=False, w
     q [queries, qo heads, d_qk], k [keys, kv heads, d_qk], v [keys, kv heads, d_vo], as values of any
     float dtype. Positions are absolute; without them the last query is at the last key. sm_scale:
     1 / sqrt(d_qk). Returns (out [queries, qo heads, d_vo], lse [queries, qo heads], natural log),
-    both of dtype `real`. A query that sees no key has (0, -inf); without softmax lse is None.
+    both of dtype `real`. A query that sees no key has (0, -inf), whatever output_transform does; without
+    softmax lse is None.
     """
     q, k, v = (np.asarray(x).astype(real) for x in (q, k, v))
     q_pos = np.arange(len(q)) + len(k) - len(q) if q_pos is None else np.asarray(q_pos)
@@ -87,7 +88,8 @@ def attention(q, k, v, *, q_pos=None, k_pos=None, sm_scale=None, causal=False, w
     out = out.transpose(1, 0, 2) * share
     at = SimpleNamespace(request=request, q_pos=q_pos[:, None, None], qo_head=qo_head[:, None],
                          dim=np.arange(v.shape[-1]))
-    return stored(functors.output_transform(out, at)).astype(real), lse
+    out = np.where(seen.any(-1, keepdims=True), functors.output_transform(out, at), 0)
+    return stored(out).astype(real), lse
 
 
 def merge(states):
