@@ -41,7 +41,7 @@ def custom(name: str, struct_name: str, source: str, params=None, use_softmax: b
     >>> sigmoid = plait.custom("sigmoid", "Sigmoid", '''
     ... struct Sigmoid {
     ...   PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float logit) {
-    ...     return 1.0f / (1.0f + exp2f(-1.44269504f * (logit + p.bias)));
+    ...     return 1.0f / (1.0f + exp2(-1.44269504f * (logit + p.bias)));
     ...   }
     ... };''', params={"bias": -2.0}, use_softmax=False)
     >>> sigmoid.use_softmax

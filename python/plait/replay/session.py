@@ -78,18 +78,19 @@ def replay(trace, options, on_step=lambda engine, report: None):
     Raises ValueError for options that the library or the engine refuses. A step that fails its check
     is in report.failures.
     """
+    kv = PagedKv(options.page_size)
     longest = max((r.input_len + r.output_len for r in trace), default=1)
     max_pages = -(-longest // options.page_size)
-    num_pages = options.pages or default_pages(options, max_pages)
-    engine = Engine(trace, page_size=options.page_size, num_pages=num_pages,
-                    max_batch=options.max_batch, chunk=options.chunk)
     attention = Attention(
         num_qo_heads=options.num_qo_heads, num_kv_heads=options.num_kv_heads,
-        head_dim=options.head_dim, dtype=options.dtype, kv=PagedKv(options.page_size),
-        device=options.device, variant=causal(), kernel=options.kernel, scheduler=options.scheduler,
+        head_dim=options.head_dim, dtype=options.dtype, kv=kv, device=options.device,
+        variant=causal(), kernel=options.kernel, scheduler=options.scheduler,
         bounds=Bounds(requests=options.max_batch, query_tokens=options.chunk,
                       keys=max_pages * options.page_size,
                       total_pages=options.max_batch * max_pages))
+    num_pages = default_pages(options, max_pages) if options.pages is None else options.pages
+    engine = Engine(trace, page_size=options.page_size, num_pages=num_pages,
+                    max_batch=options.max_batch, chunk=options.chunk)
     heads = dict(num_qo_heads=options.num_qo_heads, num_kv_heads=options.num_kv_heads,
                  head_dim=options.head_dim, dtype=options.dtype)
     model = Model(**heads, seed=options.seed)

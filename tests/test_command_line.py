@@ -1,0 +1,101 @@
+"""The command line, as a user starts it: output, exit codes, one line for what is wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import plait
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def run(*args, ok=0, **environment):
+    done = subprocess.run([sys.executable, "-m", "plait", *map(str, args)], capture_output=True,
+                          text=True, env=os.environ | environment, timeout=300)
+    assert done.returncode == ok, done.stdout + done.stderr
+    return done.stdout if ok == 0 else done.stderr
+
+
+@pytest.mark.parametrize("trace", ["mooncake_conversation_400.jsonl", "azure_conv_2000.csv"])
+def test_replay(trace):
+    out = json.loads(run("replay", DATA / trace, "--requests", 6, "--check", 1, "--json"))
+    assert out["requests finished"] == 6 and out["steps checked"] == out["steps"] > 0
+    table = run("replay", DATA / trace, "--requests", 2, "--scale", "1/64", "--page-size", 4)
+    for wanted in ("steps", "tokens", "plan us", "run us", "balance", "largest error", "FLOP/s", "B/s"):
+        assert wanted in table
+
+
+@pytest.mark.parametrize("args, message", [
+    (("--dtype", "float8"), "float8"),
+    (("--scale", "1/1000"), "whole number of tokens"),
+    (("--head-dim", "12"), "12"),
+    (("--num-qo-heads", "3"), "3"),
+    (("--device", "tpu"), "taken are 'cpu', 'cuda'"),
+    (("--pages", "1"), "the cache has 1"),
+    (("--kernel", "fast"), "fast"),
+    (("--scheduler", "best"), "taken are 'auto' and 'lpt'"),
+])
+def test_replay_refuses_in_one_line(args, message):
+    error = run("replay", DATA / "azure_conv_2000.csv", "--requests", 3, *args, ok=2)
+    assert error.startswith("plait: ") and message in error and error.count("\n") == 1, error
+
+
+def test_a_failed_check_is_exit_code_1():
+    code = ("import sys, plait.replay.session as s; s.append_kv = lambda *a, **k: None\n"
+            "sys.argv = ['plait', *sys.argv[1:]]\nfrom plait.cli import main; main()")
+    done = subprocess.run([sys.executable, "-c", code, "replay", str(DATA / "azure_conv_2000.csv"),
+                           "--requests", "3", "--check", "1"], capture_output=True, text=True)
+    assert done.returncode == 1 and "check failed: step 0" in done.stdout, done.stdout + done.stderr
+
+
+def test_plan_prints_a_table_and_json():
+    assert "makespan" in run("plan", "--kv-len", "4096,17,0,300")
+    plan = plait.Plan.from_json(run("plan", "--kv-len", "4096,17,0,300", "--json"))
+    assert plan.num_requests == 4 and plan.total_keys == 4096 + 17 + 300
+    step = plait.Plan.from_json(run("plan", "--trace", DATA / "mooncake_conversation_400.jsonl",
+                                    "--scale", "1/32", "--step", 3, "--chunk", 128, "--json"))
+    assert step.num_tokens == 128
+    assert "negative" in run("plan", "--kv-len", "5,-1", ok=2)
+    assert "either --kv-len or --trace" in run("plan", ok=2)
+    assert "1 lengths in --q-len, 2 in --kv-len" in run("plan", "--kv-len", "5,6", "--q-len", "1", ok=2)
+
+
+def test_doctor():
+    out = json.loads(run("doctor", "--json", PLAIT_CXX="/no/compiler"))
+    rows = {row["what"]: row for row in out["findings"]}
+    assert {"CPU", "CUDA driver", "NVRTC", "host compiler", "cache"} <= rows.keys()
+    assert not rows["host compiler"]["found"] and "PLAIT_CXX" in rows["host compiler"]["advice"]
+    for row in rows.values():
+        assert row["found"] or (row["detail"] and row["advice"]), row
+    assert "PLAIT_CACHE_DIR" in {v["name"] for v in out["environment"]}
+    assert "to do" in run("doctor")
+
+
+def test_cache(tmp_path):
+    assert run("cache", "path", PLAIT_CACHE_DIR=str(tmp_path)).strip() == str(tmp_path)
+    (tmp_path / "mine.txt").write_text("not plait's")
+    assert run("cache", "clear", PLAIT_CACHE_DIR=str(tmp_path)).startswith("removed 0 ")
+    assert (tmp_path / "mine.txt").exists()
+
+
+@pytest.mark.parametrize("which", ["plan", "balance", "overhead"])
+def test_bench_rows(which):
+    rows = json.loads(run("bench", which, "--json"))
+    assert rows and all(set(row) == {"case", "metric", "value", "unit"} for row in rows)
+    assert all(row["value"] >= 0 for row in rows)
+
+
+def test_bench_refuses_options_that_do_nothing():
+    error = re.sub(r"[\s│]+", " ", run("bench", "plan", "--kernel", "plain", ok=2))
+    assert "go with prefill and decode" in error
+
+
+def test_compile_refuses_unknown_architectures():
+    pytest.importorskip("nvidia")
+    error = run("compile", "--arch", "sm_1", ok=2)
+    assert "90a" in error and error.startswith("plait: ")
