@@ -139,8 +139,10 @@ Params Attention::Impl::check_run(const RunArgs& args) const {
   params.group_size = config.num_qo_heads / config.num_kv_heads;
   params.visible = config.variant.visible;
   if (args.lse.defined() || args.lse.data != nullptr) {
-    check(config.variant.use_softmax(), "run: lse is given, but variant '", config.variant.name(),
-          "' has no softmax and so no lse; leave it out");
+    if (!config.variant.use_softmax()) [[unlikely]] {
+      check(false, "run: lse is given, but variant '", config.variant.name(),
+            "' has no softmax and so no lse; leave it out");
+    }
     check_tensor(lse, args.lse, 2, Dtype::kFloat32, device);
     check_shape(lse, args.lse, {num_rows, config.num_qo_heads}, "rows of q, num_qo_heads");
     check_no_overlap(lse, args.lse);
