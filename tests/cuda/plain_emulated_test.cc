@@ -1,13 +1,16 @@
 // kernels/plain.cuh and its in-launch merge, executed on the host (emulate.h) and compared with
 // float64: formats, levels, row maps, functors, dtypes, odd sizes, NaN in every slot that no key
 // owns, CTAs in shuffled order.
+// clang-format off
+#include "cuda/emulate.h"  // before any kernel
+// clang-format on
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "cuda/emulate.h"
 #include "cuda/plain_case.h"
 #include "host_device/variant.h"
 #include "plain.cuh"

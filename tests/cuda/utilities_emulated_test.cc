@@ -1,0 +1,226 @@
+// upload, merge_states and append_kv, executed on the host (emulate.h).
+// clang-format off
+#include "cuda/emulate.h"  // before any kernel
+// clang-format on
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "append_kv.cuh"
+#include "cuda/plan_image.h"
+#include "merge_states.cuh"
+#include "upload.cuh"
+
+namespace plait::test {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+void launch(int grid, const std::function<void()>& kernel) {
+  std::vector<int> ctas(grid);
+  std::iota(ctas.begin(), ctas.end(), 0);
+  emulate::launch(grid, 128, ctas, kernel);
+}
+
+// rows x n states x 2 heads x 8, and the union by its definition in double.
+struct MergeCase {
+  int rows, n;
+  std::vector<float> v, lse, out, out_lse;
+  MergeStatesCall call{};
+  MergeCase(int rows, int n) : rows(rows), n(n) {
+    for (int i = 0; i < rows * n * 2; ++i) lse.push_back(0.5f * (i % 7) - 1);
+    for (int i = 0; i < rows * n * 2 * 8; ++i) v.push_back(0.25f * (i % 11) - 1);
+    out.assign(rows * 2 * 8, 7);
+    out_lse.assign(rows * 2, 7);
+  }
+  void run() {
+    call.v = v.data();
+    call.lse = lse.data();
+    call.out = out.data();
+    call.out_lse = out_lse.data();
+    call.v_stride_row = n * 16;
+    call.v_stride_state = 16;
+    call.v_stride_head = 8;
+    call.lse_stride_row = n * 2;
+    call.lse_stride_state = 2;
+    call.lse_stride_head = 1;
+    call.out_stride = {16, 8};
+    call.out_lse_stride = {2, 1};
+    call.num_rows = rows;
+    call.num_states = n;
+    call.num_heads = 2;
+    call.head_dim = 8;
+    launch(2, [&] { merge_states<Dtype::kFloat32>(call); });
+  }
+  void make_empty(int row, int state) {
+    for (int h = 0; h < 2; ++h) {
+      lse[(row * n + state) * 2 + h] = kNegInf;
+      for (int i = 0; i < 8; ++i) v[((row * n + state) * 2 + h) * 8 + i] = kNan;
+    }
+  }
+};
+
+TEST(MergeStatesEmulated, EqualsTheDefinition) {
+  MergeCase c(13, 3);
+  c.make_empty(4, 1);
+  c.run();
+  for (int row = 0; row < c.rows; ++row) {
+    for (int h = 0; h < 2; ++h) {
+      double sum = 0;
+      for (int s = 0; s < c.n; ++s) sum += std::exp(double{c.lse[(row * c.n + s) * 2 + h]});
+      EXPECT_NEAR(c.out_lse[row * 2 + h], std::log(sum), 1e-5);
+      for (int i = 0; i < 8; ++i) {
+        double want = 0;
+        for (int s = 0; s < c.n; ++s) {
+          const double lse = c.lse[(row * c.n + s) * 2 + h];
+          if (std::isinf(lse)) continue;
+          want += std::exp(lse) / sum * c.v[((row * c.n + s) * 2 + h) * 8 + i];
+        }
+        EXPECT_NEAR(c.out[(row * 2 + h) * 8 + i], want, 1e-5) << row << " " << h << " " << i;
+      }
+    }
+  }
+}
+
+TEST(MergeStatesEmulated, EmptyStatesAreTheIdentity) {
+  MergeCase c(2, 2);
+  c.make_empty(0, 0);
+  c.make_empty(0, 1);
+  c.make_empty(1, 0);
+  c.run();
+  for (int h = 0; h < 2; ++h) {
+    EXPECT_EQ(c.out_lse[h], kNegInf);
+    EXPECT_EQ(c.out_lse[2 + h], c.lse[(1 * 2 + 1) * 2 + h]);
+    for (int i = 0; i < 8; ++i) {
+      EXPECT_EQ(c.out[h * 8 + i], 0.0f);
+      EXPECT_EQ(c.out[(2 + h) * 8 + i], c.v[((1 * 2 + 1) * 2 + h) * 8 + i]);
+    }
+  }
+}
+
+// Cache of 6 pages of 4 tokens, 2 heads, K rows of 16 and V rows of 6 bytes; 5 tokens.
+struct AppendCase {
+  static constexpr int kPages = 6, kPage = 4, kHeads = 2, kTokens = 5;
+  std::vector<char> k_new, v_new, k_cache, v_cache;
+  AppendKvCall call{};
+  AppendCase()
+      : k_cache(kPages * kPage * kHeads * 16, 99), v_cache(kPages * kPage * kHeads * 6, 99) {
+    for (int i = 0; i < kTokens * kHeads * 16; ++i) k_new.push_back(static_cast<char>(i % 90));
+    for (int i = 0; i < kTokens * kHeads * 6; ++i) v_new.push_back(static_cast<char>(i % 80));
+    call.k_new = k_new.data();
+    call.v_new = v_new.data();
+    call.k_cache = k_cache.data();
+    call.v_cache = v_cache.data();
+    call.k_new_stride = {kHeads * 16, 16};
+    call.v_new_stride = {kHeads * 6, 6};
+    call.k_stride = {kPage * kHeads * 16, kHeads * 16, 16};
+    call.v_stride = {kPage * kHeads * 6, kHeads * 6, 6};
+    call.k_row_bytes = 16;
+    call.v_row_bytes = 6;
+    call.num_tokens = kTokens;
+    call.num_kv_heads = kHeads;
+    call.block_size = kPage;
+    call.k_unit = reinterpret_cast<std::uintptr_t>(k_new.data()) % 16 == 0 &&
+                          reinterpret_cast<std::uintptr_t>(k_cache.data()) % 16 == 0
+                      ? 16
+                      : 4;
+    call.v_unit = 2;
+  }
+  void expect(const std::vector<int>& slots) const {  // -1: nowhere
+    std::vector<char> k(k_cache.size(), 99), v(v_cache.size(), 99);
+    for (int t = 0; t < kTokens; ++t) {
+      if (slots[t] < 0) continue;
+      std::memcpy(&k[slots[t] * kHeads * 16], &k_new[t * kHeads * 16], kHeads * 16);
+      std::memcpy(&v[slots[t] * kHeads * 6], &v_new[t * kHeads * 6], kHeads * 6);
+    }
+    EXPECT_EQ(k, k_cache);
+    EXPECT_EQ(v, v_cache);
+  }
+};
+
+TEST(AppendKvEmulated, BySlot) {
+  AppendCase c;
+  const std::vector<i64> slots{5, -1, 23, -1, 0, -1, -1, -1, 9, -1};  // stride 2
+  c.call.slots = slots.data();
+  c.call.slots_bytes = 8;
+  c.call.slots_stride = 2;
+  launch(1, [&] { append_kv(c.call); });
+  c.expect({5, 23, 0, -1, 9});
+}
+
+TEST(AppendKvEmulated, ByBatchIndexAndPositionThroughAPageTable) {
+  AppendCase c;
+  const std::vector<int> pages{3, 1, 5, 0}, indptr{0, 1, 4};
+  const std::vector<int> batch{0, 1, 1, -1, 1}, positions{2, 0, 9, 1, 7};
+  c.call.batch_indices = batch.data();
+  c.call.batch_indices_bytes = 4;
+  c.call.batch_indices_stride = 1;
+  c.call.positions = positions.data();
+  c.call.positions_bytes = 4;
+  c.call.positions_stride = 1;
+  c.call.table.indices = pages.data();
+  c.call.table.list_begin = indptr.data();
+  launch(2, [&] { append_kv(c.call); });
+  c.expect({3 * 4 + 2, 1 * 4 + 0, 0 * 4 + 1, -1, 5 * 4 + 3});
+}
+
+TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
+  BsrView view;
+  view.num_requests = 2;
+  view.token_request = {0, 1};
+  view.token_position = {999, 4};
+  view.row_blocks = {{0, 0, 1, 1000, 0, 0}, {63, 1, 1, 5, 0, 0}};
+  PlanTarget target;
+  target.num_ctas = 6;
+  target.shapes[0] = {16, 1, 1.0f, 0.1f};
+  target.merge_us = 0.1f;
+  target.max_partial_rows = 1000;
+  const Plan plan = make_plan(view, {1, -1, 0}, target);
+  ASSERT_FALSE(plan.merge_sources.empty());
+  FormatView format;
+  format.tables.resize(1);
+  for (int i = 0; i < 64; ++i) format.tables[0].indices.push_back(7 * i);
+
+  const std::size_t body_bytes = cuda::body_bytes(plan, format);
+  alignas(16) static char image[1 << 16], head[1024], body[1 << 16];
+  ASSERT_LE(cuda::head_bytes() + body_bytes, sizeof image);
+  cuda::write_image(plan, format, body, image);
+  std::vector<unsigned> arrived(10, 3);
+  UploadCall call{};
+  call.from = image;
+  call.head = head;
+  call.body = body;
+  call.head_units = static_cast<int>(cuda::head_bytes() / 16);
+  call.body_units = static_cast<int>(body_bytes / 16);
+  call.arrived = arrived.data();
+  call.num_arrived = 9;
+  launch(3, [&] { upload(call); });
+
+  EXPECT_EQ(arrived, (std::vector<unsigned>{0, 0, 0, 0, 0, 0, 0, 0, 0, 3}));
+  PlanView got;
+  std::memcpy(&got, head, sizeof got);
+  EXPECT_EQ(got.num_ctas, plan.num_ctas);
+  EXPECT_EQ(got.num_tokens, 2);
+  EXPECT_EQ(got.row_map, nullptr);
+  const auto same = [](const auto* copy, const auto& array) {
+    ASSERT_NE(copy, nullptr);
+    EXPECT_TRUE(std::equal(array.begin(), array.end(), copy));
+    EXPECT_TRUE(reinterpret_cast<const char*>(copy) >= body &&
+                reinterpret_cast<const char*>(copy + array.size()) <= body + sizeof body);
+  };
+  same(got.row_blocks, plan.row_blocks);
+  same(got.items, plan.items);
+  same(got.cta_item_indptr, plan.cta_item_indptr);
+  same(got.token_request, plan.token_request);
+  same(got.token_position, plan.token_position);
+  same(got.token_merge_indptr, plan.token_merge_indptr);
+  same(got.merge_sources, plan.merge_sources);
+  same(static_cast<const int*>(got.tables[0].indices), format.tables[0].indices);
+}
+
+}  // namespace
+}  // namespace plait::test
