@@ -316,9 +316,11 @@ void append_kv(const AppendArgs& args, Stream stream) {
   check_format(kWhere, args.kv);
   check(args.k_new.defined(), "append_kv: k_new is missing");
   const Dtype dtype = dtype_of(args.k_new, "append_kv: k_new");
-  check(size_of(dtype) > 1, "append_kv: k_new is ", describe(args.k_new),
+  check(size_of(dtype) > 1, "append_kv: k_new is ", Shown{args.k_new},
         "; K and V are float32, bfloat16 or float16");
   const Device device = args.k_new.device();
+  check(device.type == kCpu || device.type == kCuda, "append_kv: k_new is ", Shown{args.k_new},
+        "; plait runs on cpu and cuda");
   const TensorName k_new{kWhere, "k_new"}, v_new{kWhere, "v_new"};
   check_tensor(k_new, args.k_new, 3, dtype, device);
   check_last_dense(k_new, args.k_new);
@@ -365,8 +367,6 @@ void append_kv(const AppendArgs& args, Stream stream) {
   if (device.type == kCuda) {
     cuda_append_kv(params, device, stream);
   } else {
-    check(device.type == kCpu, "append_kv: k_new is on ", to_string(device),
-          "; plait runs on cpu and cuda");
     cpu_append_kv(params);
   }
 }

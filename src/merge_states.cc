@@ -7,11 +7,13 @@
 namespace plait {
 namespace {
 
-Dtype checked_dtype(const char* where, const char* name, const TensorView& v) {
-  check(v.defined(), where, ": ", name, " is missing");
-  const Dtype dtype = dtype_of(v, concat(where, ": ", name).c_str());
-  check(size_of(dtype) > 1, where, ": ", name, " is ", describe(v),
-        "; states are float32, bfloat16 or float16");
+Dtype checked_dtype(const char* name, const TensorView& v) {
+  check(v.defined(), name, " is missing");
+  const Dtype dtype = dtype_of(v, name);
+  check(size_of(dtype) > 1, name, " is ", Shown{v}, "; states are float32, bfloat16 or float16");
+  const int device_type = v.device().type;
+  check(device_type == kCpu || device_type == kCuda, name, " is ", Shown{v},
+        "; plait runs on cpu and cuda");
   return dtype;
 }
 
@@ -64,12 +66,12 @@ MergeParams shared_params(const TensorView& v, const TensorView& out, const Tens
 void merge_states(const TensorView& v, const TensorView& lse, const TensorView& out,
                   const TensorView& out_lse, Stream stream) {
   constexpr char kWhere[] = "merge_states";
-  const Dtype dtype = checked_dtype(kWhere, "v", v);
+  const Dtype dtype = checked_dtype("merge_states: v", v);
   const Device device = v.device();
   check_tensor({kWhere, "v"}, v, 4, dtype, device);
-  check(v.shape[1] >= 1, kWhere, ": v is ", describe(v),
+  check(v.shape[1] >= 1, kWhere, ": v is ", Shown{v},
         "; it must have at least one state (v.shape[1])");
-  check(v.shape[3] >= 1, kWhere, ": v is ", describe(v), "; dim must be at least 1 (v.shape[3])");
+  check(v.shape[3] >= 1, kWhere, ": v is ", Shown{v}, "; dim must be at least 1 (v.shape[3])");
   check_last_dense({kWhere, "v"}, v);
   check_tensor({kWhere, "lse"}, lse, 3, Dtype::kFloat32, device);
   check_shape({kWhere, "lse"}, lse, {v.shape[0], v.shape[1], v.shape[2]},
@@ -95,10 +97,10 @@ void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorVie
                  const TensorView& lse_b, const TensorView& out, const TensorView& out_lse,
                  Stream stream) {
   constexpr char kWhere[] = "merge_state";
-  const Dtype dtype = checked_dtype(kWhere, "v_a", v_a);
+  const Dtype dtype = checked_dtype("merge_state: v_a", v_a);
   const Device device = v_a.device();
   check_tensor({kWhere, "v_a"}, v_a, 3, dtype, device);
-  check(v_a.shape[2] >= 1, kWhere, ": v_a is ", describe(v_a),
+  check(v_a.shape[2] >= 1, kWhere, ": v_a is ", Shown{v_a},
         "; dim must be at least 1 (v_a.shape[2])");
   check_last_dense({kWhere, "v_a"}, v_a);
   check_tensor({kWhere, "v_b"}, v_b, 3, dtype, device);

@@ -6,8 +6,6 @@
 namespace plait {
 namespace {
 
-std::string text_of(const TensorName& name) { return concat(name.where, ": ", name.tensor); }
-
 std::string shape_text(std::initializer_list<int64_t> shape) {
   std::string text = "[";
   for (const int64_t size : shape) {
@@ -43,28 +41,27 @@ int64_t num_elements(const TensorView& tensor) {
 void check_tensor(const TensorName& name, const TensorView& tensor, int ndim, Dtype dtype,
                   const Device& device) {
   if (!tensor.defined()) [[unlikely]] {
-    check(tensor.data == nullptr, text_of(name), " is a scalar (0-d); it must have ", ndim,
-          " dimensions");
-    check(false, text_of(name), " is missing");
+    check(tensor.data == nullptr, name, " is a scalar (0-d); it must have ", ndim, " dimensions");
+    check(false, name, " is missing");
   }
   if (tensor.ndim != ndim) [[unlikely]] {
-    check(false, text_of(name), " is ", describe(tensor), "; it must have ", ndim, " dimensions");
+    check(false, name, " is ", Shown{tensor}, "; it must have ", ndim, " dimensions");
   }
   if (!is_dtype(tensor, dtype)) [[unlikely]] {
-    check(false, text_of(name), " is ", describe(tensor), "; its dtype must be ", to_string(dtype),
+    check(false, name, " is ", Shown{tensor}, "; its dtype must be ", to_string(dtype),
           dtype == Dtype::kBfloat16 ? " (or its bits as uint16)" : "");
   }
   if (tensor.device() != device) [[unlikely]] {
-    check(false, text_of(name), " is on ", to_string(tensor.device()), ", but the work is on ",
+    check(false, name, " is on ", to_string(tensor.device()), ", but the work is on ",
           to_string(device), "; all tensors of a call must be there");
   }
   if (num_elements(tensor) == 0) return;
   if (tensor.data == nullptr) [[unlikely]] {
-    check(false, text_of(name), " is ", describe(tensor), " but its pointer is null");
+    check(false, name, " is ", Shown{tensor}, " but its pointer is null");
   }
   const int bytes = size_of(dtype);
   if (reinterpret_cast<uintptr_t>(tensor.bytes()) % bytes != 0) [[unlikely]] {
-    check(false, text_of(name), " starts at ", static_cast<const void*>(tensor.bytes()),
+    check(false, name, " starts at ", static_cast<const void*>(tensor.bytes()),
           "; it must be aligned to its ", bytes, "-byte elements");
   }
 }
@@ -76,8 +73,8 @@ void check_shape(const TensorName& name, const TensorView& tensor,
     equal = shape.begin()[i] < 0 || tensor.shape[i] == shape.begin()[i];
   }
   if (!equal) [[unlikely]] {
-    check(false, text_of(name), " is ", describe(tensor), "; its shape must be ", shape_text(shape),
-          " (", meaning, ")");
+    check(false, name, " is ", Shown{tensor}, "; its shape must be ", shape_text(shape), " (",
+          meaning, ")");
   }
 }
 
@@ -99,8 +96,7 @@ int64_t stride_of(const TensorView& tensor, int dim) {
 void check_last_dense(const TensorName& name, const TensorView& tensor) {
   const int last = tensor.ndim - 1;
   if (tensor.shape[last] > 1 && tensor.stride(last) != 1) [[unlikely]] {
-    check(false, text_of(name), " has stride ", tensor.stride(last),
-          " in its last dimension; it must be 1");
+    check(false, name, " has stride ", tensor.stride(last), " in its last dimension; it must be 1");
   }
 }
 
@@ -122,7 +118,7 @@ void check_no_overlap(const TensorName& name, const TensorView& tensor) {  // at
   int64_t span = 1;
   for (int i = 0; i < n; ++i) {
     if (dims[i].stride < span) [[unlikely]] {
-      check(false, text_of(name), " is written, but elements of ", describe(tensor),
+      check(false, name, " is written, but elements of ", Shown{tensor},
             " share memory: a stride of ", dims[i].stride, " steps into the ", span,
             " elements before it");
     }
@@ -131,7 +127,7 @@ void check_no_overlap(const TensorName& name, const TensorView& tensor) {  // at
 }
 
 int checked_rows(const TensorName& name, int64_t rows) {
-  check(rows <= INT_MAX, text_of(name), " has ", rows, " rows; fewer than 2^31 are taken");
+  check(rows <= INT_MAX, name, " has ", rows, " rows; fewer than 2^31 are taken");
   return static_cast<int>(rows);
 }
 
@@ -172,7 +168,7 @@ KvTensors check_kv(const char* where, const char* k_name, const char* v_name,
   const int token = hnd ? 1 : 0, head = hnd ? 0 : 1;  // order within a page
   if (k.ndim == 5) {                                  // K and V in one
     if (v.defined()) [[unlikely]] {
-      check(false, where, ": ", v_name, " is given beside ", describe(k),
+      check(false, where, ": ", v_name, " is given beside ", Shown{k},
             ", which holds K and V; leave it out");
     }
     check_tensor(k_of, k, 5, dtype, device);

@@ -18,6 +18,16 @@ inline int size_of(Dtype dtype) {
 struct TensorName {
   const char *where, *tensor;
 };
+// Texts that are only made if an error is: check() streams its parts when it throws.
+inline std::ostream& operator<<(std::ostream& os, const TensorName& name) {
+  return os << name.where << ": " << name.tensor;
+}
+struct Shown {
+  const TensorView& tensor;
+};
+inline std::ostream& operator<<(std::ostream& os, const Shown& shown) {
+  return os << describe(shown.tensor);
+}
 
 // A tensor of `dtype` and `ndim` dimensions on `device`, with memory aligned to its elements.
 void check_tensor(const TensorName& name, const TensorView& tensor, int ndim, Dtype dtype,

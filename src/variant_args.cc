@@ -17,6 +17,13 @@ unsigned long long float_slot(double value) {
   return bits;
 }
 
+struct Where {
+  const std::string &param, &variant;
+};
+std::ostream& operator<<(std::ostream& os, const Where& where) {
+  return os << "run: parameter '" << where.param << "' of variant '" << where.variant << "'";
+}
+
 std::string names_of(const Variant& variant) {
   std::string text;
   for (const VariantPart& part : variant.parts) {
@@ -50,7 +57,7 @@ unsigned long long VariantSlots::value_of(const Slot& slot, const VariantArg& ar
                                           const Device& device) const {
   const std::string& part = slot.part->name;
   const char* name = arg.name.c_str();
-  const std::string where = concat("run: parameter '", name, "' of variant '", part, "'");
+  const Where where{arg.name, part};
   if (slot.param.kind == VariantParam::kTensor) {
     check(arg.tensor.defined(), where, " must be a tensor; a number is given");
     check_tensor({"run", name}, arg.tensor, arg.tensor.ndim, Dtype::kFloat32, device);
@@ -62,7 +69,7 @@ unsigned long long VariantSlots::value_of(const Slot& slot, const VariantArg& ar
     }
     return reinterpret_cast<uintptr_t>(arg.tensor.bytes());
   }
-  check(!arg.tensor.defined(), where, " must be a number; it is ", describe(arg.tensor));
+  check(!arg.tensor.defined(), where, " must be a number; it is ", Shown{arg.tensor});
   check(std::isfinite(arg.number), where, " is ", arg.number, "; it must be finite");
   if (slot.param.kind == VariantParam::kInt) {
     check(arg.number == std::floor(arg.number) && arg.number >= INT_MIN && arg.number <= INT_MAX,
@@ -90,8 +97,10 @@ std::vector<unsigned long long> VariantSlots::with(const std::vector<VariantArg>
       given[i] = true;
       values[i] = value_of(slots_[i], arg, device);
     }
-    check(found, "run: variant '", variant_.name(), "' has no parameter '", arg.name,
-          "'; it has: ", names_of(variant_));
+    if (!found) {
+      check(false, "run: variant '", variant_.name(), "' has no parameter '", arg.name,
+            "'; it has: ", names_of(variant_));
+    }
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
     check(given[i] || slots_[i].param.kind != VariantParam::kTensor, "run: parameter '",
