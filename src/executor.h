@@ -19,7 +19,8 @@ class Executor {
   virtual std::string kernel_name() const = 0;
   virtual long long workspace_bytes() const = 0;
   // Puts `plan` and the host tables of `view` where the kernels read them, at addresses that stay
-  // the same for the life of the executor, and zeroes the arrival counters in `workspace`.
+  // the same for the life of the executor, and zeroes the arrival counters (in `workspace` or in
+  // memory of its own: whoever shares a workspace may divide it otherwise).
   virtual void upload(const Plan& plan, const FormatView& view, Workspace& workspace,
                       Stream stream) = 0;
   // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
