@@ -4,6 +4,7 @@ The C++ text is written from host_device/variant.h (Params is written by plait f
 the NumPy beside it is the same formula written anew.
 """
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -152,6 +153,7 @@ struct {name} {{
 MAX_ROPE_POSITION = 8192
 
 
+@functools.cache
 def rope_tables(head_dim):
     angle = np.arange(MAX_ROPE_POSITION)[:, None] * 10000.0 ** (
         -2 * np.arange(head_dim // 2) / head_dim)
