@@ -203,11 +203,10 @@ struct Attention {
   }
 
   // logits[r][k] = q_r . k_k; columns beyond num_keys hold anything.
-  void multiply_keys(int kv_head, int pass_head, const KeyTile& tile, const T* next_k_head,
-                     const KeyTile& next) {
+  void multiply_keys(int kv_head, int pass_head, const KeyTile& tile) {
     const float* q = q_of(pass_head);
     if (few_rows && !Traits::kHasKeyTransform && dim_qk % kLanes == 0) {
-      const CacheRows<T> keys{k_head(kv_head), tile.k_offset, next_k_head, next.k_offset};
+      const CacheRows<T> keys{k_head(kv_head), tile.k_offset};
       dot_products(q, pitch_qk, num_rows, keys, tile.num_keys, dim_qk, scratch.logits, kTileKv);
       return;
     }
@@ -296,11 +295,10 @@ struct Attention {
   }
 
   // out = rescale * out + weights V.
-  void multiply_values(int kv_head, int pass_head, const KeyTile& tile, const T* next_v_head,
-                       const KeyTile& next) {
+  void multiply_values(int kv_head, int pass_head, const KeyTile& tile) {
     float* out = out_of(pass_head);
     if (few_rows && !Traits::kHasValueTransform && dim_vo % kLanes == 0) {
-      const CacheRows<T> values{v_head(kv_head), tile.v_offset, next_v_head, next.v_offset};
+      const CacheRows<T> values{v_head(kv_head), tile.v_offset};
       matmul<kDotRows>(scratch.logits, kTileKv, num_rows, values, dim_vo, tile.num_keys,
                        scratch.rescale, out, pitch_vo);
       return;
@@ -364,20 +362,12 @@ struct Attention {
   // ---- One item, kv heads [head, head + num_heads) of it, side by side in one pass over the keys.
   void attend_pass(int head, int num_heads) {
     for (int h = 0; h < num_heads; ++h) load_queries(head + h, h);
-    KeyTile tiles[2];
-    int next_key = find_keys(range.begin, tiles[0]);
-    for (int t = 0; tiles[t].num_keys > 0; t = 1 - t) {
-      const KeyTile& tile = tiles[t];
-      KeyTile& following = tiles[1 - t];
-      next_key = find_keys(next_key, following);
+    KeyTile tile;
+    for (int next = find_keys(range.begin, tile); tile.num_keys > 0; next = find_keys(next, tile)) {
       for (int h = 0; h < num_heads; ++h) {
-        // What is read next: the same keys' next head, or the next tile's first.
-        const bool last = h + 1 == num_heads;
-        const int next_head = last ? head : head + h + 1;
-        const KeyTile& next = last && following.num_keys == kTileKv ? following : tile;
-        multiply_keys(head + h, h, tile, k_head(next_head), next);
+        multiply_keys(head + h, h, tile);
         make_weights(head + h, h, tile);
-        multiply_values(head + h, h, tile, v_head(next_head), next);
+        multiply_values(head + h, h, tile);
       }
     }
     for (int h = 0; h < num_heads; ++h) store_rows(head + h, h);

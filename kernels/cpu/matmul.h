@@ -1,6 +1,7 @@
 // The two products of attention on register blocks: Q K^T by dot products (few rows, K read as it
 // lies) and C = scale C + A B by broadcasts (many rows with K transposed, and weights times V).
-// Written as plain loops over Vec arrays small enough to stay in registers.
+// Written as plain loops over Vec arrays small enough to stay in registers, in functions of their
+// own: inlined into the item's loop they spill, and decode takes 1.4 times as long (GCC 12).
 #pragma once
 #include "cpu/vector.h"
 
@@ -13,24 +14,15 @@ struct BufferRows {
   const float* base;
   int pitch;
   PLAIT_HD const float* row(int i) const { return base + static_cast<i64>(i) * pitch; }
-  PLAIT_HD void prefetch(int, int) const {}
 };
 
-// Rows where they lie in a KV cache; `next` are those wanted soon, fetched while these are read.
-// (Rows of one head are far apart, which the hardware's prefetcher does not follow.)
+// Rows where they lie in a KV cache. (Prefetching the next tile's rows by hand gained nothing.)
 template <class T>
 struct CacheRows {
   using Element = T;
   const T* base;
   const i64* offsets;
-  const T* next_base;
-  const i64* next_offsets;
   PLAIT_HD const T* row(int i) const { return base + offsets[i]; }
-  PLAIT_HD void prefetch(int i, int column) const {
-    if (column * static_cast<int>(sizeof(T)) % 64 == 0) {
-      __builtin_prefetch(next_base + next_offsets[i] + column);
-    }
-  }
 };
 
 // Register block of dot products: 4 rows of A x kDotKeys rows of B are kLanes sums.
@@ -41,8 +33,9 @@ inline constexpr int kDotKeys = kLanes / kDotRows;
 // k < num_keys. dim is a multiple of kLanes. Rows of b are read once for every kDotRows rows, from
 // L1 after the first; entries of c up to the next multiple of kDotKeys are overwritten.
 template <class Rows>
-inline void dot_products(const float* a, int a_pitch, int num_rows, const Rows& b, int num_keys,
-                         int dim, float* c, int c_pitch) {
+__attribute__((noinline)) void dot_products(const float* a, int a_pitch, int num_rows,
+                                            const Rows& b, int num_keys, int dim, float* c,
+                                            int c_pitch) {
   for (int k = 0; k < num_keys; k += kDotKeys) {
     const typename Rows::Element* keys[kDotKeys];
     for (int j = 0; j < kDotKeys; ++j) keys[j] = b.row(min(k + j, num_keys - 1));
@@ -54,7 +47,6 @@ inline void dot_products(const float* a, int a_pitch, int num_rows, const Rows& 
         for (int i = 0; i < kDotRows; ++i) x[i] = load(a + (r + i) * a_pitch + d);
 #pragma GCC unroll 4
         for (int j = 0; j < kDotKeys; ++j) {
-          if (r == 0) b.prefetch(min(k + j, num_keys - 1), d);
           const Vec y = load(keys[j] + d);
 #pragma GCC unroll 4
           for (int i = 0; i < kDotRows; ++i) sums[i * kDotKeys + j] += x[i] * y;
@@ -75,8 +67,8 @@ inline constexpr int kBlockVecs = kNumRegisters == 32 ? 4 : 2;
 
 // c[0 ... kRows)[0 ... kVecs vectors) = scale[r] * c + a b over num_k rows of b, from `column` on.
 template <int kRows, int kVecs, class Rows>
-PLAIT_HD void matmul_block(const float* a, int a_pitch, const Rows& b, int column, int num_k,
-                           const float* scale, float* c, int c_pitch) {
+__attribute__((noinline)) void matmul_block(const float* a, int a_pitch, const Rows& b, int column,
+                                            int num_k, const float* scale, float* c, int c_pitch) {
   Vec sums[kRows][kVecs];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
@@ -89,10 +81,7 @@ PLAIT_HD void matmul_block(const float* a, int a_pitch, const Rows& b, int colum
     const typename Rows::Element* row = b.row(k) + column;
     Vec y[kVecs];
 #pragma GCC unroll 4
-    for (int j = 0; j < kVecs; ++j) {
-      b.prefetch(k, column + j * kLanes);
-      y[j] = load(row + j * kLanes);
-    }
+    for (int j = 0; j < kVecs; ++j) y[j] = load(row + j * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 4

@@ -52,7 +52,16 @@ PLAIT_HD void store(float* p, Vec x) { __builtin_memcpy(p, &x, sizeof(x)); }
 PLAIT_HD Vec load(const Bfloat16* p) {
   ShortVec bits;
   __builtin_memcpy(&bits, p, sizeof(bits));
+#if defined(__AVX512F__) && !defined(__clang__)  // GCC 12 makes four instructions of the conversion
+  typedef short Short16 __attribute__((vector_size(32)));
+  const auto wide = __builtin_ia32_pmovzxwd512_mask((Short16)bits, IntVec{}, (unsigned short)-1);
+  return (Vec)(wide << 16);
+#elif defined(__AVX2__) && !defined(__clang__)
+  typedef short Short8 __attribute__((vector_size(16)));
+  return (Vec)(__builtin_ia32_pmovzxwd256((Short8)bits) << 16);
+#else
   return (Vec)(__builtin_convertvector(bits, UintVec) << 16);
+#endif
 }
 PLAIT_HD Vec load(const Float16* p) {
 #if defined(__AVX512F__)
@@ -98,15 +107,30 @@ PLAIT_HD Vec exp2(Vec x) {
   return x < -126.0f ? Vec{} : y * (Vec)power;
 }
 
-PLAIT_HD float sum_of(Vec x) {
-  float total = 0.0f;
-  for (int i = 0; i < kLanes; ++i) total += x[i];
-  return total;
+// The vector with blocks of kStep elements exchanged pairwise.
+#define PLAIT_SWAP(j) , ((j) ^ kStep)
+template <int kStep>
+PLAIT_HD Vec swap_blocks(Vec x) {
+  return __builtin_shufflevector(x, x PLAIT_CPU_LANES(PLAIT_SWAP));
 }
+#undef PLAIT_SWAP
+template <int kStep = kLanes / 2>
+PLAIT_HD float sum_of(Vec x) {
+  x += swap_blocks<kStep>(x);
+  if constexpr (kStep == 1) {
+    return x[0];
+  } else {
+    return sum_of<kStep / 2>(x);
+  }
+}
+template <int kStep = kLanes / 2>
 PLAIT_HD float max_of(Vec x) {
-  float largest = x[0];
-  for (int i = 1; i < kLanes; ++i) largest = max(x[i], largest);
-  return largest;
+  x = max(x, swap_blocks<kStep>(x));
+  if constexpr (kStep == 1) {
+    return x[0];
+  } else {
+    return max_of<kStep / 2>(x);
+  }
 }
 
 // One step of a transposition by butterflies: of blocks of kStep x kStep elements, the off-diagonal
