@@ -22,6 +22,9 @@ using scheduler::Scratch;
 constexpr double kNearlyEqual = 0.01, kNearlyEqualSharedKeys = 0.03;
 constexpr double kCloseToBound = 0.03;
 
+// Positions minus a window stay within int: queries before the first key have negative positions.
+constexpr int kMaxWindow = 1 << 30;
+
 struct Recipe {
   const char* name;
   bool equal_shares;
@@ -127,6 +130,9 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
                Scheduler scheduler, Plan& plan) {
   thread_local Scratch scratch;
   const CostModel model = scheduler::cost_model(target);
+  check(visible.window_left <= kMaxWindow && visible.sink_tokens <= kMaxWindow,
+        "plan: the window is ", visible.window_left, " keys with ", visible.sink_tokens,
+        " sink tokens; at most ", kMaxWindow, " are taken of each");
   scheduler::make_row_tiles(view, visible, model, scratch, plan);
   const std::vector<RowTile>& tiles = scratch.tiles;
   const bool group_is_split = model.group_size > model.tile_q[0];

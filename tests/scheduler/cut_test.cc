@@ -47,7 +47,7 @@ TEST(Cut, SmallestShapeThatHolds) {
 TEST(Cut, SeenKeysAreThoseOfTilesNotSkipped) {
   constexpr int kTileKv = 4;
   for (const int causal : {0, 1}) {
-    for (const int window : {-1, 0, 3, 9}) {
+    for (const int window : {-1, 0, 3, 9, 1 << 30}) {
       for (const int sinks : {0, 1, 4, 6, 40}) {
         for (const int pos_begin : {0, 2, 5, 30}) {
           for (const int kv_len : {0, 1, 4, 13, 37}) {

@@ -227,6 +227,11 @@ TEST(Plan, RefusesViewsThatBreakTheRules) {
   EXPECT_EQ(error_of(view, target), "plan: token_request has 2 entries, token_position 3");
 }
 
+TEST(Plan, RefusesWindowsThatWouldOverflow) {
+  EXPECT_THROW(make_plan(flat_view({1}, {9}), {.causal = 1, .window_left = 0x7fffffff}, hopper(1)),
+               ArgumentError);
+}
+
 TEST(Plan, SaysWhatTheWorkspaceLacks) {
   // Two levels over the same token: both must leave partial states, 4 heads a group, 8 groups.
   BsrView view = flat_view({1}, {100});

@@ -106,7 +106,7 @@ inline BsrView random_two_level_view(Random& random) {
 inline Visibility random_visibility(Random& random) {
   Visibility v;
   v.causal = random() % 2;
-  if (random() % 2) v.window_left = pick(random, {0, 1, 15, 64, 100, 300});
+  if (random() % 2) v.window_left = pick(random, {0, 1, 15, 64, 100, 300, 1 << 30});
   if (random() % 2) v.sink_tokens = pick(random, {1, 4, 64, 70, 200});
   return v;
 }
