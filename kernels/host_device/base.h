@@ -74,20 +74,20 @@ PLAIT_HD float log2(float x) {
 
 PLAIT_HD float exp(float x) { return exp2(x * kLog2e); }
 
-// tanh to a few float32 roundings, relative to the result, without overflow. (tanh.approx is off by
-// 2^-11: times a soft cap of 50 that is 2 % of a weight.)
+// tanh to a few float32 roundings, relative to the result. (tanh.approx is off by 2^-11: times a
+// soft cap of 50 that is 2 % of a weight.)
 PLAIT_HD float tanh(float x) {
-  const float x2 = x * x;
-  // Taylor near 0, where 1 - exp would cancel; the next term is below 1e-8 of x.
-  const float taylor =
-      x + x * x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315 + x2 * (62.0f / 2835))));
-  const float e = exp2(-2.0f * kLog2e * (x < 0.0f ? -x : x));
 #if defined(__CUDA_ARCH__)
-  const float y = __fdividef(1.0f - e, 1.0f + e);
+  float inverse;  // of 1 + exp(2 x); 0 beyond the largest float
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + exp2(2.0f * kLog2e * x)));
+  const float y = 1.0f - 2.0f * inverse;
+  // Near 0 that cancels. Taylor: the next term is below 6e-8 of x.
+  const float x2 = x * x;
+  const float series = x + x * x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315)));
+  return x2 < 0.04f ? series : y;
 #else
-  const float y = (1.0f - e) / (1.0f + e);
+  return __builtin_tanhf(x);
 #endif
-  return x2 < 0.0625f ? taylor : x < 0.0f ? -y : y;
 }
 
 }  // namespace plait
