@@ -64,6 +64,14 @@ def _check_scale(sm_scale):
         raise ValueError(f"sm_scale is {sm_scale}; it must be finite and > 0")
 
 
+def _rows(q):
+    try:
+        shape = q.shape
+    except AttributeError:
+        raise TypeError(f"q must be a tensor, not {type(q).__name__}") from None
+    return shape[0] if shape else 0  # a scalar is refused where everything else is
+
+
 def workspace_bytes(**config) -> int:
     """Bytes of workspace that an Attention of this configuration needs; takes its arguments.
 
@@ -176,8 +184,8 @@ class Attention:
         else:
             _check_scale(sm_scale)
         if out is None:
-            out = empty_like(q, (*q.shape[:1], *self._out_tail))
+            out = empty_like(q, (_rows(q), *self._out_tail))
         if lse is None and return_lse and self._has_lse:
-            lse = empty_like(q, (*q.shape[:1], self._out_tail[0]), float32=True)
+            lse = empty_like(q, (_rows(q), self._out_tail[0]), float32=True)
         self._impl.run(q, k, v, out, lse, sm_scale, stream, variant_args or None)
         return out, lse

@@ -1,5 +1,6 @@
 """What every module needs to know of tensors: devices by name, outputs in the caller's framework."""
 
+import sys
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,10 +32,9 @@ def empty_like(tensor, shape, float32=False):
         return np.empty(shape, np.float32 if float32 else tensor.dtype)
     if isinstance(tensor, DeviceArray):
         return DeviceArray(shape, "float32" if float32 else tensor.dtype, tensor.device)
-    if type(tensor).__module__.partition(".")[0] == "torch" or hasattr(tensor, "new_empty"):
-        import torch
-
-        return tensor.new_empty(shape, dtype=torch.float32 if float32 else tensor.dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return tensor.new_empty(shape, dtype=torch.float32) if float32 else tensor.new_empty(shape)
     if isinstance(tensor, np.ndarray):
         return np.empty(shape, np.float32 if float32 else tensor.dtype)
     raise TypeError(f"outputs are made for NumPy, torch and plait.DeviceArray; for "
