@@ -1,4 +1,4 @@
-// GPU memory, graphs and timing for programs without a framework.
+// GPU memory and timing for programs without a framework.
 #include <functional>
 
 #include "bindings.h"
@@ -93,14 +93,6 @@ void bind_device(nb::module_& m) {
   m.def("synchronize", [](std::pair<int, int> device) { synchronize(to_device(device)); }, "device"_a,
         nb::call_guard<nb::gil_scoped_release>());
 
-  nb::class_<CudaGraph>(m, "CudaGraph")
-      .def("__init__",
-           [](CudaGraph* self, std::pair<int, int> device, nb::callable work) {
-             new (self) CudaGraph(to_device(device), with_stream(work));
-           },
-           "device"_a, "work"_a)
-      .def("launch", [](CudaGraph& graph, uint64_t stream) { graph.launch(reinterpret_cast<Stream>(stream)); },
-           "stream"_a = 0);
   m.def("time_on_gpu",
         [](std::pair<int, int> device, nb::callable work, bool cold_l2) {
           CudaTimingOptions options;

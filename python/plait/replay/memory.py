@@ -27,6 +27,10 @@ class HostMemory:
     def upload(self, name, array):
         return array
 
+    def scratch(self, name, shape, dtype):
+        """Room for a result."""
+        return np.empty(shape, _nan_rows(1, dtype).dtype)
+
     def download(self, array):
         return array
 
@@ -45,13 +49,16 @@ class DeviceMemory:
         return array
 
     def upload(self, name, array):
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[0] < len(array):
-            buffer = DeviceArray((2 * len(array), *array.shape[1:]), self._dtype, self._device)
-            self._buffers[name] = buffer
-        rows = buffer.rows(0, len(array))
+        rows = self.scratch(name, array.shape, self._dtype)
         rows.copy_from(np.ascontiguousarray(array), None)
         return rows
+
+    def scratch(self, name, shape, dtype):
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[0] < shape[0]:
+            buffer = DeviceArray((2 * shape[0], *shape[1:]), dtype, self._device)
+            self._buffers[name] = buffer
+        return buffer.rows(0, shape[0])
 
     def download(self, array):
         return array.to_numpy()

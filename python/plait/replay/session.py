@@ -35,7 +35,7 @@ class Options:
     step_ms: float = _STEP_MS   # of trace time a step
     max_steps: int | None = None
     check_every: int = 10       # steps; 0: no step is checked
-    check_rows: int = 4         # of a checked step
+    check_rows: int = 8         # of a checked step
     seed: int = 0
 
 
@@ -105,7 +105,7 @@ def replay(trace, options, on_step=lambda engine, report: None):
         if step is None:                    # everything that arrived is done
             now_ms = max(now_ms, engine.next_arrival_ms())
             continue
-        out, lse = _run_step(step, attention, model, memory, cache, report)
+        out, lse = _run_step(step, options, attention, model, memory, cache, report)
         if options.check_every and report.steps % options.check_every == 0:
             checker.check(step, memory.download(out), memory.download(lse), report)
         report.flops, report.bytes = (a + b for a, b in zip(
@@ -124,7 +124,7 @@ def replay(trace, options, on_step=lambda engine, report: None):
     return report
 
 
-def _run_step(step, attention, model, memory, cache, report):
+def _run_step(step, options, attention, model, memory, cache, report):
     """Append, plan, run; each timed apart, the device idle in between."""
     spans = [(r, np.arange(r.num_cached, r.num_cached + r.num_new)) for r in step.running]
     q = memory.upload("q", np.concatenate([model.query(*span) for span in spans]))
@@ -142,18 +142,20 @@ def _run_step(step, attention, model, memory, cache, report):
         return result
 
     timed(report.append_us, lambda: append_kv(
-        k_new, v_new, cache, kv=PagedKv(cache[0].shape[1]),
+        k_new, v_new, cache, kv=PagedKv(options.page_size),
         batch_indices=step.batch_indices, positions=step.positions, **tables))
     start = time.perf_counter()  # of the host alone: plan waits for nothing
     plan = attention.plan(qo_indptr=step.qo_indptr, kv_len=step.kv_len, **tables)
     report.plan_us.append((time.perf_counter() - start) * 1e6)
     report.balance.append(plan.balance)
-    return timed(report.run_us, lambda: attention.run(q, cache))
+    out = memory.scratch("out", q.shape, options.dtype)
+    lse = memory.scratch("lse", q.shape[:2], "float32")
+    return timed(report.run_us, lambda: attention.run(q, cache, out=out, lse=lse))
 
 
 class _Checker:
-    """Sampled rows of a step. Keys and values are drawn again from the model, so that append, page
-    tables and sharing are checked with the attention."""
+    """Sampled rows of a step, the query heads of one kv head each. Keys and values are drawn again
+    from the model, so that append, page tables and sharing are checked with the attention."""
 
     def __init__(self, model, options):
         self._model, self._options = model, options
@@ -162,11 +164,14 @@ class _Checker:
     def check(self, step, out, lse, report):
         rows = self._rng.choice(len(out), min(self._options.check_rows, len(out)), replace=False)
         check = RowCheck(self._options.dtype)
+        group = self._options.num_qo_heads // self._options.num_kv_heads
         for row in rows:
             r = step.running[step.batch_indices[row]]
             keys = np.arange(step.positions[row] + 1)
-            check.add(self._model.query(r, keys[-1:])[0], *self._model.keys_values(r, keys), out[row],
-                      lse[row])
+            head = self._rng.integers(self._options.num_kv_heads)  # one a row: keys may be many
+            heads = slice(head * group, (head + 1) * group)
+            k, v = (x[:, head:head + 1] for x in self._model.keys_values(r, keys))
+            check.add(self._model.query(r, keys[-1:])[0, heads], k, v, out[row, heads], lse[row, heads])
         report.steps_checked += 1
         report.rows_checked += len(rows)
         report.largest_error, report.largest_lse_error = np.maximum(  # NaN stays
