@@ -78,7 +78,7 @@ struct Plan {
 // least one item. Throws ArgumentError only for views that break the rules of plan_data.h.
 Plan make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
                Scheduler scheduler = Scheduler::kAuto);
-// The same into a plan whose memory is used again.
+// The same into a plan whose memory is used again; unspecified where it throws.
 void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
                Scheduler scheduler, Plan& plan);
 

@@ -22,7 +22,8 @@ using scheduler::Scratch;
 constexpr double kNearlyEqual = 0.01, kNearlyEqualSharedKeys = 0.03;
 constexpr double kCloseToBound = 0.03;
 
-// Positions minus a window stay within int: queries before the first key have negative positions.
+// Positions are at least -2^30 and below 2^30 (row_tiles.cc), so that minus a window they fit an
+// int.
 constexpr int kMaxWindow = 1 << 30;
 
 struct Recipe {
@@ -59,13 +60,18 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
           longest_keys, head_ps * 1e-6};
 }
 
+constexpr int kMaxRecipes = 32;  // chunks doubled up to 2^30, and unsplit
+
 // Candidates in the order of preference; the loop may stop before the last. Returns how many.
 int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Workload& workload,
-            Scheduler scheduler, Recipe (&out)[8]) {
+            Scheduler scheduler, Recipe (&out)[kMaxRecipes]) {
   int n = 0;
   int chunk = scheduler::algorithm_1_chunk(tiles, model);
-  if (scheduler == Scheduler::kLpt) {
-    out[n++] = {"algorithm_1", false, chunk, false};
+  if (scheduler == Scheduler::kLpt) {  // the first that fits: doubled, unsplit at last
+    for (; chunk < workload.longest_keys; chunk *= 2) {
+      out[n++] = {"algorithm_1", false, chunk, false};
+    }
+    out[n++] = {"algorithm_1", false, 0, false};
     return n;
   }
   const Recipe unsplit{"unsplit", false, 0, false};
@@ -139,8 +145,8 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   const Workload workload = describe(tiles, model);
   const double nearly_equal = workload.keys_are_shared ? kNearlyEqualSharedKeys : kNearlyEqual;
 
-  Recipe list[8];
-  int num_recipes = recipes(tiles, model, workload, scheduler, list);
+  Recipe list[kMaxRecipes];
+  const int num_recipes = recipes(tiles, model, workload, scheduler, list);
   plan.candidates.clear();
   plan.chosen = -1;
   for (int i = 0; i < num_recipes; ++i) {
@@ -176,15 +182,9 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
     if (take) {
       plan.chosen = static_cast<int>(plan.candidates.size()) - 1;
       std::swap(scratch.trial, scratch.best);
-      if (plan.candidates.back().makespan_us <= workload.lower_bound_us * (1 + kCloseToBound))
-        break;
-    }
-    if (scheduler == Scheduler::kLpt && !plan.candidates.back().fits && recipe.chunk > 0) {
-      // Forced, so there is no other candidate: the shortest doubled chunk that fits.
-      const int chunk = recipe.chunk < workload.longest_keys ? recipe.chunk * 2 : 0;
-      list[0] = {recipe.name, false, chunk, false};
-      plan.candidates.clear();
-      --i;
+      const bool close =
+          plan.candidates.back().makespan_us <= workload.lower_bound_us * (1 + kCloseToBound);
+      if (close || scheduler == Scheduler::kLpt) break;
     }
   }
   check(plan.chosen >= 0, "plan: the fewest partial rows of any way to cut this batch are ",

@@ -9,6 +9,8 @@
 namespace plait::scheduler {
 namespace {
 
+constexpr int kMaxPosition = 1 << 30;  // keys; sums of two stay within int
+
 int row_of_q(const Plan& plan, const RowBlock& block, int token) {
   const int i = block.first_token + token;
   return plan.row_map.empty() ? i : plan.row_map[i];
@@ -89,8 +91,10 @@ bool check_blocks(const BsrView& view) {
               i64{block.first_token} + block.num_tokens <= num_entries,
           "plan: row_blocks[", b, "] has tokens ", block.first_token, " + ", block.num_tokens,
           ", but there are ", num_entries);
-    check(block.kv_len >= 0 && block.kv_pos_begin >= 0, "plan: row_blocks[", b, "] has kv_len ",
-          block.kv_len, " and kv_pos_begin ", block.kv_pos_begin, ", must be at least 0");
+    check(block.kv_len >= 0 && block.kv_pos_begin >= 0 &&
+              i64{block.kv_pos_begin} + block.kv_len <= kMaxPosition,
+          "plan: row_blocks[", b, "] has kv_len ", block.kv_len, " and kv_pos_begin ",
+          block.kv_pos_begin, ", must be at least 0 and together at most ", kMaxPosition);
     check(block.level >= level && block.level < view.num_levels, "plan: row_blocks[", b,
           "].level is ", block.level, ", must not descend and be less than ", view.num_levels);
     level = block.level;

@@ -34,8 +34,10 @@ void check_random_plans(int first_seed, int num_seeds, BsrView (*make_view)(Rand
     check_plan(view, visible, target, plan);
     if (::testing::Test::HasFatalFailure()) return;
     if (scheduler == Scheduler::kLpt) {
-      ASSERT_EQ(plan.candidates.size(), 1u);
-      ASSERT_EQ(plan.candidates[0].name, "algorithm_1");
+      for (const PlanCandidate& candidate : plan.candidates) {
+        ASSERT_EQ(candidate.name, "algorithm_1");
+        ASSERT_EQ(candidate.fits, &candidate == &plan.candidates.back());
+      }
     }
     make_plan(view, visible, target, scheduler, used_again);
     ASSERT_TRUE(plan == used_again) << "equal input, different plan";
@@ -177,7 +179,9 @@ TEST(Plan, AlgorithmOneTakenLiterally) {
   target.max_partial_rows = 4 * 8 * 3 * 3;  // three chunks a head
   const Plan tight = make_plan(view, {.causal = 1}, target, Scheduler::kLpt);
   check_plan(view, {.causal = 1}, target, tight);
-  EXPECT_EQ(tight.candidates[0].chunk, 1536);
+  ASSERT_EQ(tight.candidates.size(), 2u);
+  EXPECT_FALSE(tight.candidates[0].fits);
+  EXPECT_EQ(tight.candidates[tight.chosen].chunk, 1536);
 }
 
 TEST(Plan, SplitGroupsAreMergedWhole) {
