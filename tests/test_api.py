@@ -75,8 +75,6 @@ def test_torch_views_are_not_copied():
     outside = wide.clone()
     outside[:, 2:6, 8:72] = 7
     assert (outside == 7).all()
-    with pytest.raises((ValueError, TypeError, RuntimeError, BufferError)):
-        attn.run(q.clone().requires_grad_(), (k, v))
 
 
 def test_read_only_inputs_pass_and_read_only_outputs_do_not():
@@ -167,14 +165,14 @@ def test_a_workspace_shared_by_two_attentions(device):
     dev = device_of(device)
     need = max(small(device, max_ctas=c).workspace_bytes for c in (4, 12))
     workspace = plait.Workspace(device=device, bytes=need)
-    bounds = plait.Bounds(requests=4, query_tokens=64, keys=20000)
+    bounds = plait.Bounds(requests=4, query_tokens=64, keys=8000)
     many = small(device, workspace=workspace, max_ctas=12, bounds=bounds)
     window = small(device, workspace=workspace, max_ctas=4, bounds=bounds,
                    variant=plait.causal() | plait.sliding_window(100))
-    q, k, v = data(9, 2, 20000)
+    q, k, v = data(9, 2, 8000)
     on_device = [dev.put(x) for x in (q, k, v)]
     for attn in (many, window):
-        attn.plan(qo_indptr=np.array([0, 2]), kv_indptr=np.array([0, 20000]))
+        attn.plan(qo_indptr=np.array([0, 2]), kv_indptr=np.array([0, 8000]))
     assert len(many.current_plan.token_merge_indptr) > 0
     for attn, more in ((many, {}), (window, {"window_left": 100}), (many, {})):
         out, _ = attn.run(on_device[0], on_device[1:])

@@ -41,7 +41,7 @@ CONFIGS = {
     "head_dim too large": ({"head_dim": 320}, ("320", "256")),
     "dtype": ({"dtype": "float64"}, ("float64", "bfloat16", "float16", "float32")),
     "fp8 is not there yet": ({"dtype": "float8_e4m3fn"}, ("float8_e4m3fn", "bfloat16")),
-    "kernel": ({"kernel": "fast"}, ("kernel", "fast", "plain")),
+    "kernel": ({"kernel": "fast"}, ("kernel", "fast", "auto")),
     "sm90a on a CPU": ({"kernel": "sm90a"}, ("sm90a", "cpu")),
     "scheduler": ({"scheduler": "best"}, ("scheduler", "best", "lpt")),
     "device": ({"device": "tpu"}, ("tpu", "cpu", "cuda")),

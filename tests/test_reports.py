@@ -702,7 +702,7 @@ C28_KV = {
 def test_c28_requests_without_keys(device, kernel, name):
     """flashinfer-ai/flashinfer#726"""
     if device == "cpu" and name == "one long":
-        lengths = [(5, n // 10) for n in C28_KV[name]]  # 40 heads x 100000 keys: minutes on two cores
+        lengths = [(5, n // 40) for n in C28_KV[name]]  # 100000 keys of 8 heads take GBs in float64
     else:
         lengths = [(5, n) for n in C28_KV[name]]
     data = std(39, lengths, 40, 8, 128, BF16)
@@ -760,8 +760,8 @@ def test_c29_workspace_size(device, kernel, name):
     attn = plait.Attention(**config, workspace=plait.Workspace(buffer=memory[:n]))
     heads, kv_heads, d = config["num_qo_heads"], config["num_kv_heads"], config["head_dim"]
     pages = [-(-kv // 16) for _, kv in lengths]
-    cached = max(pages)  # all requests read the same pages: V of page p is 1 + p % 2
-    table = np.concatenate([np.arange(p) for p in pages])
+    cached = min(max(pages), 64)  # all requests read the same pages: V of page p is 1 + p % 2
+    table = np.concatenate([np.arange(p) % 64 for p in pages])
     qo_indptr = np.cumsum([0] + [q for q, _ in lengths])
     attn.plan(qo_indptr=qo_indptr, kv_len=np.array([kv for _, kv in lengths]),
               kv_page_indptr=np.cumsum([0] + pages), kv_page_indices=table)
@@ -771,7 +771,7 @@ def test_c29_workspace_size(device, kernel, name):
     out, lse = attn.run(q, [dev.put(to_storage(x, BF16), BF16) for x in (k, v)])
     dev.synchronize()
     out, lse = from_storage(dev.get(out, BF16), BF16), dev.get(lse)
-    ones = 1 + (np.arange(cached * 16) // 16) % 2
+    ones = 1 + (np.arange(max(pages) * 16) // 16) % 2
     means = np.cumsum(ones) / np.arange(1, len(ones) + 1)
     for i, (q_len, kv_len) in enumerate(lengths):
         seen = np.arange(kv_len - q_len, kv_len) + 1

@@ -1,0 +1,26 @@
+"""GPU tests: the device and kernels that the shared test functions run on here."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="GPU tests make their tensors with torch")
+
+NO_GPU = not torch.cuda.is_available()
+IS_HOPPER = not NO_GPU and torch.cuda.get_device_capability(0) == (9, 0)
+
+
+def pytest_collection_modifyitems(items):
+    """Only this folder's items: conftest hooks see them all."""
+    for item in items:
+        if "/gpu/" in str(item.path) and NO_GPU:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session", params=["cuda:0"])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(scope="session", params=["auto", "plain"])
+def kernel(request):
+    """auto: the sm90a kernel where it takes the shape, else the plain one."""
+    return request.param

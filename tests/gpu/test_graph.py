@@ -1,0 +1,162 @@
+"""One captured CUDA graph serves every later plan within the bounds."""
+
+import numpy as np
+import pytest
+import torch
+
+import plait
+from plait.reference import from_storage, to_storage
+
+from harness import Case, attend, compare, device_of, same_bits
+from streams import std
+
+BF16 = "bfloat16"
+
+
+class Step:
+    """An Attention with fixed q, cache and outputs, run eagerly or as one captured graph."""
+
+    def __init__(self, kernel, rows, heads, kv_heads, num_pages, seed, keys, requests, max_q_len=0,
+                 fill_workspace=False, device_table=False, variant=None):
+        torch.manual_seed(seed)
+        config = dict(num_qo_heads=heads, num_kv_heads=kv_heads, head_dim=128, dtype=BF16,
+                      kv=plait.PagedKv(16), device="cuda:0", kernel=kernel,
+                      variant=variant or plait.causal(),
+                      bounds=plait.Bounds(requests=requests, query_tokens=rows, keys=keys,
+                                          total_pages=0 if device_table else num_pages,
+                                          max_q_len=max_q_len))
+        self.memory = torch.zeros(plait.workspace_bytes(**config), dtype=torch.uint8, device="cuda")
+        self.fill_workspace = fill_workspace
+        self.attn = plait.Attention(**config, workspace=plait.Workspace(buffer=self.memory))
+        self.q = 2 * torch.randn(rows, heads, 128, device="cuda", dtype=torch.bfloat16)
+        shape = (num_pages, 16, kv_heads, 128)
+        self.cache = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        self.out = torch.empty_like(self.q)
+        self.lse = torch.empty(rows, heads, device="cuda")
+        self.num_pages = num_pages
+        width = -(-keys // 16)
+        self.table = torch.zeros(requests, width, dtype=torch.int32, device="cuda") if device_table else None
+
+    def plan(self, lengths):
+        if self.fill_workspace:
+            self.memory.fill_(0x7F)
+        pages = [-(-kv // 16) for _, kv in lengths]
+        rng = np.random.default_rng(sum(pages))
+        ids = rng.permutation(self.num_pages)[:sum(pages)] if sum(pages) <= self.num_pages else \
+            rng.integers(0, self.num_pages, sum(pages))
+        tables = {"kv_len": np.array([kv for _, kv in lengths], np.int32)}
+        if self.table is None:
+            tables |= {"kv_page_indptr": np.cumsum([0, *pages]), "kv_page_indices": ids}
+        else:
+            at = 0
+            for row, n in enumerate(pages):  # rewritten in place between replays
+                self.table[row, :n] = torch.from_numpy(ids[at:at + n].astype(np.int32)).cuda()
+                at += n
+            tables["block_table"] = self.table[:len(lengths)]
+        return self.attn.plan(qo_indptr=np.cumsum([0] + [q for q, _ in lengths]), **tables)
+
+    def eager(self):
+        self.attn.run(self.q, self.cache, out=self.out, lse=self.lse)
+        return self.results()
+
+    def capture(self):
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.attn.run(self.q, self.cache, out=self.out, lse=self.lse)
+
+    def replay(self):
+        self.out.fill_(7)
+        self.lse.fill_(7)
+        self.graph.replay()
+        return self.results()
+
+    def results(self):
+        torch.cuda.synchronize()
+        dev = device_of("cuda:0")
+        return dev.get(self.out, BF16), dev.get(self.lse)
+
+
+def check_replays(step, first, later):
+    """Captures with the plan `first`; each of `later` replays with the bits of its eager run."""
+    eager = {}
+    for lengths in (first, *later):
+        step.plan(lengths)
+        eager[tuple(lengths)] = step.eager()
+        rows = sum(q for q, _ in lengths)
+        out, lse = (x[rows:] for x in eager[tuple(lengths)])
+        assert (out == 0).all() and np.isneginf(lse).all(), "padding rows are (0, -inf)"
+        assert not np.isnan(from_storage(eager[tuple(lengths)][0], BF16)).any()
+    step.plan(first)
+    step.capture()
+    for lengths in (first, *later, first):
+        plan = step.plan(lengths)
+        for _ in range(2):  # a plan serves any number of runs
+            out, lse = step.replay()
+            same_bits(out, eager[tuple(lengths)][0], f"{lengths[:3]}... out ")
+            same_bits(lse, eager[tuple(lengths)][1], f"{lengths[:3]}... lse ")
+    return plan
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_c26_replan_after_capture(kernel, fill):
+    """flashinfer-ai/flashinfer#4002, #5176"""
+    step = Step(kernel, 16, 16, 2, 16 * 188 + 5, 36, 3000, 16, max_q_len=1, fill_workspace=fill)
+    step.plan([(1, 3000)] * 16)
+    step.eager()
+    check_replays(step, [(1, 5), (1, 900)], [[(1, 7), (1, 33)], [(1, 3000)] * 16])
+
+
+@pytest.mark.parametrize("device_table", [False, True])
+def test_c27_lengths_beyond_the_captured(kernel, device_table):
+    """flashinfer-ai/flashinfer#187, #2046"""
+    step = Step(kernel, 8, 32, 8, 7000, 38, 100000, 8, max_q_len=1, device_table=device_table)
+    later = [(1, n) for n in (100000, 1, 17, 4096, 0, 0, 999, 1001)]
+    padded = [(1, n) for n in (100, 2000, 3, 64, 65, 700)]  # six requests, two rows of padding
+    with_empty = padded + [(0, 0), (1, 0)]
+    check_replays(step, [(1, 1000)] * 8, [later, padded, with_empty])
+
+
+def test_mixed_batches(kernel):
+    """Prefill, decode and split rows in one graph."""
+    step = Step(kernel, 512, 16, 4, 2000, 40, 20000, 12)
+    check_replays(step, [(1, 500), (200, 200), (1, 3)],
+                  [[(300, 1000), (1, 15000)] + [(1, 37 * i) for i in range(10)], [(5, 9)], [],
+                   [(512, 512)]])
+
+
+def test_the_plan_is_split_in_one_and_not_in_the_other(kernel):
+    step = Step(kernel, 2, 8, 1, 1300, 41, 20000, 2, max_q_len=1)
+    assert len(step.plan([(1, 20000), (1, 1)]).token_merge_indptr) > 0
+    check_replays(step, [(1, 20), (1, 1)], [[(1, 20000), (1, 1)], [(1, 64), (1, 3)]])
+
+
+def test_planning_while_capturing_is_refused(kernel):
+    step = Step(kernel, 2, 8, 1, 30, 41, 200, 2)
+    step.plan([(1, 20)])
+    step.eager()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            step.plan([(1, 30)])
+        step.attn.run(step.q, step.cache, out=step.out, lse=step.lse)
+    assert "captur" in str(error.value)
+    want = step.eager()
+    graph.replay()
+    same_bits(step.results()[0], want[0], "out ")
+
+
+def test_c28_in_a_graph(kernel):
+    """flashinfer-ai/flashinfer#726"""
+    step = Step(kernel, 120, 40, 8, 6260, 39, 100000, 24)
+    check_replays(step, [(5, 5)] * 3 + [(5, 0)] * 21,
+                  [[(5, 0)] * 24, [(5, 0)] * 7 + [(5, 100000)] + [(5, 0)] * 16])
+
+
+def test_eager_means_the_reference(kernel):
+    """So that equal bits are also right: the same kernels over the same format."""
+    data = std(36, [(1, 900), (1, 5)], 16, 2, 128, BF16)
+    from test_reports import against_reference
+    out, lse, _ = attend(data, "cuda:0", kernel, format="csr_p16", dtype=BF16, q_lens=[1, 1],
+                         decode_only=True)
+    against_reference(out, lse, data, BF16, [1, 1], causal=True)
