@@ -57,5 +57,6 @@ if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
 fi
 
 # The package itself: an incremental build, so that what runs is always this tree.
+say "building plait (C++; minutes the first time, seconds after)"
 PATH="$PWD/$venv/bin:$PATH" "$venv/bin/python" -m pip install -q --disable-pip-version-check \
   --no-build-isolation -e .

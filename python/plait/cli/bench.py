@@ -42,6 +42,9 @@ def bench_command(
                 Bench.cpu: cpu.cpu}[which]()
     if json:
         print_json(rows)
-    else:
-        print_table(["case", "metric", ">value", "unit"],
-                    [(r["case"], r["metric"], f"{r['value']:.4g}", r["unit"]) for r in rows])
+        return
+    for case in dict.fromkeys(r["case"] for r in rows):
+        console.print(case, style="bold", soft_wrap=True)
+        print_table(["", ">", ""],
+                    [("  " + r["metric"], f"{r['value']:.5g}", r["unit"]) for r in rows
+                     if r["case"] == case])

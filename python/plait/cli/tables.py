@@ -12,9 +12,9 @@ def print_json(value):
     print(json.dumps(value, indent=1))
 
 
-def print_table(columns, rows, title=None):
+def print_table(columns, rows):
     """columns: names; one that starts with > is right-aligned."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(c.strip(" >") for c in columns))
     for name in columns:
         table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left",
                          overflow="fold")
