@@ -102,12 +102,15 @@ long long workspace_bytes(const AttentionConfig& config);
 // lse -inf is the identity: its v is never read into the result.
 void merge_states(const TensorView& v, const TensorView& lse, const TensorView& out,
                   const TensorView& out_lse, Stream stream = nullptr);
-// The same of two states, [rows, num_heads, dim] each; `out` may be either v (in place).
+// The same of two states, [rows, num_heads, dim] each, v_a and v_b with equal strides, and lse_a and
+// lse_b; `out` may be either v, and out_lse its lse (in place).
 void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorView& v_b,
                  const TensorView& lse_b, const TensorView& out, const TensorView& out_lse,
                  Stream stream = nullptr);
 
-// Writes new tokens' K and V into a paged or ragged cache (shapes as in RunArgs).
+// Writes new tokens' K and V into a paged or ragged cache (shapes as in RunArgs). Index arrays are
+// all on the host, where each entry is checked against tables and cache before anything is written,
+// or all on the device, unchecked. Of two tokens in one slot either may stay.
 // k_new, v_new: [tokens, num_kv_heads, dim].
 struct AppendArgs {
   KvFormat kv;

@@ -25,13 +25,18 @@ KvFormat composed_kv(KvFormat format, int num_levels);
 
 // The keys of every request (or, in a composed format, of every node of a level). Index arrays are
 // int32 or int64, of any stride. Lengths are on the host; tables may be on the device.
+// plan() copies what it needs of host arrays and refuses every malformed entry that is read, by
+// array, place and value; arrays without a meaning beside the others are refused too, and lengths
+// given twice must agree. Tables on the device are borrowed until the next plan(), and page ids in
+// them go unchecked. Tables of requests without queries are not read.
 struct KvTables {
   TensorView kv_len;              // [n] host. Not needed beside kv_indptr or kv_last_page_len
   // kRagged: one of
-  TensorView kv_indptr;           // [n + 1] host: rows of K and V of each request
+  TensorView kv_indptr;           // [n + 1] host, from 0: rows of K and V of each request
   TensorView kv_begin;            // [n] host: first row; needs kv_len; gaps and overlaps allowed
   // kPaged: one of
-  TensorView kv_page_indptr;      // [n + 1] host, or device (then kv_len is needed)
+  TensorView kv_page_indptr;      // [n + 1], from 0; host, or device (then kv_len is needed). A
+                                  //   request may own more pages than its kv_len takes
   TensorView kv_page_indices;     //   [pages] host or device
   TensorView kv_last_page_len;    //   [n] host, 1 ... page_size (0 where there are no pages)
   TensorView block_table;         // [rows, max blocks] host or device; entries past the end unread
@@ -43,7 +48,8 @@ struct KvTables {
 struct KvLevel {
   KvTables tables;                // one list a node
   TensorView node_indptr;         // [nodes + 1] host; not given: node i is request i
-  TensorView node_requests;       // [node_indptr[-1]] host: the requests under each node
+  TensorView node_requests;       // [node_indptr[-1]] host: the requests under each node, each at
+                                  //   most once a level, all with as many keys in the levels before
 };
 
 struct Batch {
