@@ -228,6 +228,9 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
 class NvrtcShipped : public Nvrtc, public ::testing::WithParamInterface<std::string> {};
 
 TEST_P(NvrtcShipped, CompilesWithoutSpills) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "says nothing about host code; the plain build compiles them";
+#endif
   for (const CompiledKernel& row : compile_shipped(GetParam())) {
     EXPECT_EQ(row.error, "") << row.kernel;
     EXPECT_EQ(row.spill_bytes, 0) << row.kernel << " sm_" << row.arch;
