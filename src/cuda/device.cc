@@ -12,8 +12,13 @@ Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)
   const jit::Cubin cubin = jit::compile_cubin(source, arch);
   const Driver& d = driver();
   Module module = nullptr;
-  check_cuda(d.ModuleLoadData(&module, cubin.bytes.data()),
-             concat("loading kernel '", name_, "' (sm_", arch, ")").c_str());
+  std::string loading = concat("loading kernel '", name_, "' (sm_", arch, ")");
+  if (const NvrtcInfo nvrtc = nvrtc_info(); nvrtc.newer_than_driver) {
+    loading += concat(", compiled by ", nvrtc.path, " of CUDA ", nvrtc.major,
+                      ", which is newer than the ", "driver's CUDA ", d.version / 1000,
+                      " (install nvidia-cuda-nvrtc-cu12, or set ", "PLAIT_NVRTC to an older one)");
+  }
+  check_cuda(d.ModuleLoadData(&module, cubin.bytes.data()), loading.c_str());
   check_cuda(d.ModuleGetFunction(&function_, module, source.entry.c_str()), "cuModuleGetFunction");
   if (smem_bytes_ > 48 * 1024) {  // up to there no one need ask
     check_cuda(
