@@ -1,5 +1,6 @@
 #include "variant_args.h"
 
+#include <cfloat>
 #include <climits>
 #include <cmath>
 #include <cstring>
@@ -79,8 +80,9 @@ unsigned long long VariantSlots::value_of(const Slot& slot, const VariantArg& ar
   check(std::isfinite(static_cast<float>(arg.number)), where, " is ", arg.number,
         ", which is no float32");
   // The one built-in whose parameter may not be any number.
-  check(!slot.part->source.empty() || part != "soft_cap" || static_cast<float>(arg.number) > 0,
-        where, " is ", arg.number, "; it must be > 0");
+  check(!slot.part->source.empty() || part != "soft_cap" ||
+            static_cast<float>(arg.number) >= FLT_MIN,  // of a denormal the kernels' 1 / cap is inf
+        where, " is ", arg.number, "; it must be > 0 and no denormal");
   return float_slot(arg.number);
 }
 

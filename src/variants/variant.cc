@@ -2,6 +2,7 @@
 #include "plait/variant.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 
 #include "jit/jit.h"
@@ -81,7 +82,8 @@ Variant sliding_window(int window_left, int sink_tokens) {
 }
 
 Variant soft_cap(float cap) {
-  check(std::isfinite(cap) && cap > 0, "soft_cap: cap is ", cap, ", but must be finite and > 0");
+  check(std::isfinite(cap) && cap >= FLT_MIN, "soft_cap: cap is ", cap,  // 1 / cap must be finite
+        ", but must be finite and > 0, and no denormal");
   Variant variant;
   variant.parts.push_back({.name = "soft_cap",
                            .struct_name = "SoftCap",

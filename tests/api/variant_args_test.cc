@@ -73,7 +73,7 @@ TEST_F(Slots, Refusals) {
   EXPECT_EQ(refused({slope, {"first", 0.5, {}}}),
             "run: parameter 'first' of variant 'bias' is 0.5; it must be an int32");
   EXPECT_EQ(refused({slope, {"cap", 0, {}}}),
-            "run: parameter 'cap' of variant 'soft_cap' is 0; it must be > 0");
+            "run: parameter 'cap' of variant 'soft_cap' is 0; it must be > 0 and no denormal");
   Floats strided = Floats::list({1, 2}, 2);
   EXPECT_EQ(refused({{"slope", 0, strided.view()}}),
             "run: parameter 'slope' of variant 'bias' has stride 2 in dimension 0; it must be "

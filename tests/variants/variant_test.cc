@@ -66,7 +66,7 @@ TEST(Variant, CombinedVisibilityIsTheIntersection) {
 TEST(Variant, RefusesNonsense) {
   expect_contains(error_of([] { sliding_window(-2); }), "window_left is -2");
   expect_contains(error_of([] { sliding_window(2, -1); }), "sink_tokens is -1");
-  for (const float cap : {0.0f, -1.0f, kInf, __builtin_nanf("")}) {
+  for (const float cap : {0.0f, -1.0f, 1e-40f, kInf, __builtin_nanf("")}) {
     expect_contains(error_of([&] { soft_cap(cap); }), "must be finite and > 0");
   }
   expect_contains(error_of([] { soft_cap(3) | soft_cap(4); }), "stands twice");
