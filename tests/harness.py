@@ -351,17 +351,14 @@ def kv_format(format):
 def share_prefixes(case, rng):
     """Splits each request's keys into a node two requests or more share and a rest of its own.
 
-    Siblings are not neighbours in the batch (even and odd requests), and the last request is under
-    no node. Returns (prefix of each node, requests of each node, prefix length of each request).
+    Siblings are not neighbours in the batch (even and odd requests); short requests and the last one
+    are under no node. Returns (prefix of each node, requests of each node, prefix length of each request).
     """
     requests = case.requests
-    members = [[i for i in range(len(requests) - 1) if i % 2 == parity] for parity in (0, 1)]
+    members = [[i for i in range(len(requests) - 1) if i % 2 == parity and requests[i][1] >= least]
+               for parity, least in ((0, 5), (1, 40))]
     members = [m for m in members if m]
-    lengths = [int(rng.integers(0, 1 + min(requests[i][1] for i in m))) for m in members]
-    if lengths and max(lengths) == 0:  # a batch with an empty request: share among the rest
-        members = [[i for i in m if requests[i][1] > 0] for m in members]
-        members = [m for m in members if m]
-        lengths = [min(requests[i][1] for i in m) for m in members]
+    lengths = [int(rng.integers(1, 1 + min(requests[i][1] for i in m))) for m in members]
     prefix_of = [0] * len(requests)
     for m, n in zip(members, lengths):
         for i in m:
