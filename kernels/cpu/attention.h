@@ -66,9 +66,11 @@ struct Attention {
   const RowBlock* block;
   bool few_rows;
   int num_rows;
-  int key_request;  // RowContext::request of the item's keys
-  KeyRange range;   // list positions that the item reads
-  i64 first_entry;  // of the block's list in its table
+  int key_request;       // RowContext::request of the item's keys
+  KeyRange range;        // list positions that the item reads
+  i64 first_entry;       // of the block's list in its table
+  const KeyTile* ahead;  // keys to be fetched while a tile is read where it lies, and their head
+  int ahead_head;
   int row_token[kManyRows], row_group_head[kManyRows];
   int row_request[kManyRows], row_position[kManyRows];
 
@@ -134,9 +136,9 @@ struct Attention {
     const bool affine = table.indices == nullptr;
     const Visibility& v = params.visible;
     const int window_begin = v.window_left < 0 ? 0 : item->min_position - v.window_left;
-    const int begin = next;
+    const int keys_a_tile = few_rows ? kFewKeys : kTileKv, begin = next;
     int n = 0;
-    for (; next < range.end && n < kTileKv; ++next) {
+    for (; next < range.end && n < keys_a_tile; ++next) {
       int position = block->kv_pos_begin + next;
       if (position >= v.sink_tokens && position < window_begin) {  // between sinks and window
         next += window_begin - position;
@@ -206,7 +208,7 @@ struct Attention {
   void multiply_keys(int kv_head, int pass_head, const KeyTile& tile) {
     const float* q = q_of(pass_head);
     if (few_rows && !Traits::kHasKeyTransform && dim_qk % kLanes == 0) {
-      const CacheRows<T> keys{k_head(kv_head), tile.k_offset};
+      const CacheRows<T> keys{k_head(kv_head), tile.k_offset, k_head(ahead_head), ahead->k_offset};
       dot_products(q, pitch_qk, num_rows, keys, tile.num_keys, dim_qk, scratch.logits, kTileKv);
       return;
     }
@@ -298,7 +300,8 @@ struct Attention {
   void multiply_values(int kv_head, int pass_head, const KeyTile& tile) {
     float* out = out_of(pass_head);
     if (few_rows && !Traits::kHasValueTransform && dim_vo % kLanes == 0) {
-      const CacheRows<T> values{v_head(kv_head), tile.v_offset};
+      const CacheRows<T> values{v_head(kv_head), tile.v_offset, v_head(ahead_head),
+                                ahead->v_offset};
       matmul<kDotRows>(scratch.logits, kTileKv, num_rows, values, dim_vo, tile.num_keys,
                        scratch.rescale, out, pitch_vo);
       return;
@@ -362,9 +365,16 @@ struct Attention {
   // ---- One item, kv heads [head, head + num_heads) of it, side by side in one pass over the keys.
   void attend_pass(int head, int num_heads) {
     for (int h = 0; h < num_heads; ++h) load_queries(head + h, h);
-    KeyTile tile;
-    for (int next = find_keys(range.begin, tile); tile.num_keys > 0; next = find_keys(next, tile)) {
+    KeyTile tiles[2];
+    int next_key = find_keys(range.begin, tiles[0]);
+    for (int t = 0; tiles[t].num_keys > 0; t = 1 - t) {
+      const KeyTile &tile = tiles[t], &following = tiles[1 - t];
+      next_key = find_keys(next_key, tiles[1 - t]);
       for (int h = 0; h < num_heads; ++h) {
+        // Read next: the next head of the same keys; after the last one, the next keys.
+        const bool next_is_tile = h + 1 == num_heads && following.num_keys >= tile.num_keys;
+        ahead = next_is_tile ? &following : &tile;
+        ahead_head = h + 1 == num_heads ? head : head + h + 1;
         multiply_keys(head + h, h, tile);
         make_weights(head + h, h, tile);
         multiply_values(head + h, h, tile);

@@ -7,19 +7,26 @@
 namespace plait::cpu {
 
 // Tiles. Keys: 64 rows of K and V in float32 at head_dim 128 are 64 KiB, and stay in L2 beside Q
-// and the accumulators. 128 keys were no faster, 32 rescale the accumulators twice as often.
+// and the accumulators.
 inline constexpr int kTileKv = 64;
-// Rows, where there are many: K is converted and transposed once for all of them. A multiple of the
-// 6 rows of the register block, and of group sizes 1 to 4, 6, 8, 12, 16.
-inline constexpr int kManyRows = 96;
+// Rows, where there are many: K and V are converted, and K transposed, once for all of them. 96
+// rows took 1.2 times as long in prefill, 384 as long. A multiple of the register block's 6 rows,
+// and of group sizes 1 to 4, 6, 8, 12, 16, 24, 32.
+inline constexpr int kManyRows = 192;
 // Rows up to which K and V are read where they lie instead: decode, short extends. Transposing a
-// tile costs as much as 35 rows gain from it, converting bfloat16 row block by row block takes
-// that down to about 16.
+// tile costs as much as 35 rows gain from it; converting 16-bit rows again for every 4 rows brings
+// that down.
 inline constexpr int kFewRows = 16;
+// Keys of a tile of few rows. In a cache that keeps the heads of a token together every key or two
+// is another 4 KiB page, and the L2 prefetcher of Intel cores follows 32 pages at a time: with 64
+// keys decode in bfloat16 took 1.3 times as long, and fetching ahead gained nothing. 16 keys were
+// no better than 32.
+inline constexpr int kFewKeys = 32;
 // Kv heads that an item of few rows takes side by side, so that neighbouring heads of a token are
 // read one after the other.
 inline constexpr int kHeadsPerPass = 8;
-inline constexpr int kRowSlots = kFewRows * kHeadsPerPass;  // >= kManyRows
+inline constexpr int kRowSlots = kManyRows;
+static_assert(kRowSlots >= kFewRows * kHeadsPerPass);
 
 enum class Phase { kAttend, kMerge };
 
