@@ -767,17 +767,21 @@ def test_c29_workspace_size(device, kernel, name):
               kv_page_indptr=np.cumsum([0] + pages), kv_page_indices=table)
     k = np.zeros((cached, 16, kv_heads, d), np.float32)
     v = k + (1 + np.arange(cached) % 2)[:, None, None, None]
-    q = dev.put(to_storage(np.zeros((qo_indptr[-1], heads, d)), BF16), BF16)
+    q = dev.put(to_storage(np.zeros((1, heads, d), np.float32), BF16), BF16)
+    q = (np.tile(q, (qo_indptr[-1], 1, 1)) if device == "cpu"
+         else q.expand(int(qo_indptr[-1]), -1, -1).contiguous())
     out, lse = attn.run(q, [dev.put(to_storage(x, BF16), BF16) for x in (k, v)])
     dev.synchronize()
-    out, lse = from_storage(dev.get(out, BF16), BF16), dev.get(lse)
+    lse = dev.get(lse)
     ones = 1 + (np.arange(max(pages) * 16) // 16) % 2
     means = np.cumsum(ones) / np.arange(1, len(ones) + 1)
     for i, (q_len, kv_len) in enumerate(lengths):
         seen = np.arange(kv_len - q_len, kv_len) + 1
         rows = slice(qo_indptr[i], qo_indptr[i + 1])
-        near(f"request {i} out", out[rows],
-             np.broadcast_to(means[seen - 1][:, None, None], out[rows].shape), BF16)
+        if i in (0, 1, len(lengths) // 2, len(lengths) - 1):  # all of (c) is 1.2 GB
+            got = from_storage(dev.get(out[rows], BF16), BF16)
+            near(f"request {i} out", got,
+                 np.broadcast_to(means[seen - 1][:, None, None], got.shape), BF16)
         near_lse(f"request {i} lse", lse[rows],
                  np.broadcast_to(np.log(seen)[:, None], lse[rows].shape))
     guard = dev.get(memory)[n:]
