@@ -73,6 +73,7 @@ const std::vector<std::string>& flags() {
   static const std::vector<std::string> flags = {"-std=c++20",
                                                  "-O3",
                                                  "-march=native",
+                                                 "-ffp-contract=fast",  // off in ISO mode
                                                  "-fno-math-errno",
                                                  "-fno-trapping-math",
                                                  "-fPIC",
