@@ -74,13 +74,22 @@ PLAIT_HD float log2(float x) {
 
 PLAIT_HD float exp(float x) { return exp2(x * kLog2e); }
 
+// 1 / x to one unit in the last place; 0 beyond the largest float.
+PLAIT_HD float reciprocal(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.0f / x;
+#endif
+}
+
 // tanh to a few float32 roundings, relative to the result. (tanh.approx is off by 2^-11: times a
 // soft cap of 50 that is 2 % of a weight.)
 PLAIT_HD float tanh(float x) {
 #if defined(__CUDA_ARCH__)
-  float inverse;  // of 1 + exp(2 x); 0 beyond the largest float
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + exp2(2.0f * kLog2e * x)));
-  const float y = 1.0f - 2.0f * inverse;
+  const float y = 1.0f - 2.0f * reciprocal(1.0f + exp2(2.0f * kLog2e * x));
   // Near 0 that cancels. Taylor: the next term is below 6e-8 of x.
   const float x2 = x * x;
   const float series = x + x * x2 * (-1.0f / 3 + x2 * (2.0f / 15 + x2 * (-17.0f / 315)));

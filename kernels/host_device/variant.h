@@ -16,8 +16,8 @@
 // `Params` is written for the user from the parameters that the variant declares, and is visible
 // where the functors are: parameters {"bias", kFloat}, {"slopes", kTensor} give
 //   struct Params { alignas(8) float bias; alignas(8) const float* slopes; };
-// one 8-byte slot each, in order; a tensor is float32 and contiguous. kUseSoftmax too may be left to
-// the declaration (plait/variant.h). So a whole variant reads
+// one 8-byte slot each, in order; a tensor is float32 and contiguous. kUseSoftmax too may be left
+// to the declaration (plait/variant.h). So a whole variant reads
 //   struct AlibiLike {
 //     PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float logit) {
 //       return logit + p.bias + p.slopes[c.qo_head] * (c.k_pos - c.q_pos);
@@ -95,8 +95,9 @@ struct FunctorFits {
       requires(const P& p, const LogitContext& c, float x) { float{V::logits_transform(p, c, x)}; };
   static constexpr bool logits_mask =
       requires(const P& p, const LogitContext& c) { bool{V::logits_mask(p, c)}; };
-  static constexpr bool output_transform =
-      requires(const P& p, const OutputContext& c, float x) { float{V::output_transform(p, c, x)}; };
+  static constexpr bool output_transform = requires(const P& p, const OutputContext& c, float x) {
+    float{V::output_transform(p, c, x)};
+  };
 };
 
 // The variant without functors: plain softmax attention; visibility alone tells full, causal and

@@ -14,8 +14,8 @@ PLAIT_HD VisibleRange visible_range(const Visibility& v, int q_pos) {
   return {v.window_left < 0 ? kMinInt : q_pos - v.window_left, v.causal ? q_pos + 1 : kMaxInt,
           v.sink_tokens};
 }
-PLAIT_HD bool visible(const VisibleRange& range, int k_pos) {
-  return k_pos < range.end && (k_pos >= range.begin || k_pos < range.sink_end);
+PLAIT_HD bool visible(const VisibleRange& range, int k_pos) {  // & and |: no branch an element
+  return (k_pos < range.end) & ((k_pos >= range.begin) | (k_pos < range.sink_end));
 }
 PLAIT_HD bool visible(const Visibility& v, int q_pos, int k_pos) {
   return visible(visible_range(v, q_pos), k_pos);

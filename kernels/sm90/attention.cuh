@@ -16,6 +16,14 @@ PLAIT_DEVICE void check_config() {
                     bytes_of(kConfig.dtype_q) == 2,
                 "the sm90a template takes bfloat16 or float16 throughout");
   static_assert(kConfig.num_stages >= 2, "K runs one tile ahead of V");
+  // A CTA starts with the same number everywhere; increase_registers waits for ever for more than
+  // the producer gives up.
+  constexpr int kWarpgroups = kConfig.num_consumer_warpgroups + 1;
+  constexpr int kRegisters = 65536 / (128 * kWarpgroups * kConfig.ctas_per_sm) / 8 * 8;
+  static_assert(
+      kConfig.producer_registers + kConfig.num_consumer_warpgroups * kConfig.consumer_registers <=
+          kWarpgroups * kRegisters,
+      "more registers than the CTA has");
   static_assert(sizeof(Smem<kConfig>) == sm90_smem_bytes(kConfig), "the host launches with this");
 }
 
@@ -24,9 +32,11 @@ template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
   using Traits = VariantTraits<Variant>;
   const Params& params = call.params;
+  const PlanView plan = *params.plan;  // what is used of it stays in registers
   const float scale_log2 = Traits::kHasLogitsTransform ? kLog2e : params.sm_scale * kLog2e;
   const int warpgroup = threadIdx.x / 128;
   Consumer<kConfig, Variant> consumer{smem, params, call.variant, scale_log2};
+  consumer.start();
   for (unsigned u = 0;; ++u) {
     ptx::mbarrier_wait(&smem.q_full, u & 1);
     const Unit& unit = smem.units[u % 2];
@@ -34,19 +44,19 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
     // key_split 1: own rows, every tile. Else: the same rows, every key_split-th tile.
     const int key_split = kConfig.shapes[unit.item->shape].key_split;
     const int row_begin = key_split == 1 ? 64 * warpgroup : 0;
-    consumer.run(unit, thread_rows(params, unit, row_begin), row_begin,
+    consumer.run(unit, thread_rows(params, plan, unit, row_begin), row_begin,
                  key_split == 1 ? 0 : warpgroup, key_split);
 
+    // Looked up again: cheaper than registers kept through the loop.
+    const ThreadRows rows = thread_rows(params, plan, unit, row_begin);
     SoftmaxState state[2] = {consumer.state(0), consumer.state(1)};
     if constexpr (splits_keys(kConfig)) {
-      if (key_split > 1) join_warpgroups<kConfig, Variant>(consumer, state, smem.exchange);
+      if (key_split > 1) join_warpgroups<kConfig, Variant>(consumer, state, rows);
     }
-    // Looked up again: cheaper than registers kept through the loop.
-    store_unit<kConfig, Variant>(call, unit, thread_rows(params, unit, row_begin),
-                                 key_split == 1 || warpgroup == 0, state, consumer.o,
-                                 smem.merge_flags);
+    store_unit<kConfig, Variant>(call, unit, rows, key_split == 1 || warpgroup == 0, state,
+                                 consumer.o, smem.scratch);
   }
-  store_padding_rows<kConfig, Variant>(params, *params.plan, threadIdx.x,
+  store_padding_rows<kConfig, Variant>(params, plan, threadIdx.x,
                                        128 * kConfig.num_consumer_warpgroups);
 }
 

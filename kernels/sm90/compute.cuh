@@ -5,6 +5,7 @@
 #include "host_device/softmax_state.h"
 #include "host_device/visibility.h"
 #include "ptx/copy.cuh"
+#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/smem.cuh"
 
@@ -17,18 +18,19 @@ struct ThreadRows {
 };
 
 // The rows of this thread when its warpgroup takes rows row_begin ... of the unit's tile.
-PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const Unit& unit, int row_begin) {
+PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const PlanView& plan, const Unit& unit,
+                                    int row_begin) {
   ThreadRows rows;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = row_begin + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
     rows.row[r] = row;
-    rows.valid[r] = row < unit.item->num_rows;
-    const PackedRow packed = row_of(params, unit, rows.valid[r] ? row : 0);
+    rows.valid[r] = row < unit.num_rows;
+    const PackedRow packed = row_of(params, plan.row_map, unit, rows.valid[r] ? row : 0);
     rows.token[r] = packed.token;
     rows.qo_head[r] = packed.qo_head;
-    rows.request[r] = params.plan->token_request[packed.token];
-    rows.position[r] = params.plan->token_position[packed.token];
+    rows.request[r] = plan.token_request[packed.token];
+    rows.position[r] = plan.token_position[packed.token];
   }
   return rows;
 }
@@ -54,7 +56,15 @@ struct Consumer {
   float o[kDimVo / 2];         // O fragment, not normalised
   float max_logit[2], sum[2];  // of the two rows; sum is this thread's part until `reduce_sums`
 
-  // Runs tiles first, first + step, ... of the unit for rows [row_begin, + 64) of Q's buffer.
+  PLAIT_DEVICE void release_q() { release(&smem.q_empty); }
+
+  // Before the first unit: the first turn is warpgroup 0's.
+  PLAIT_DEVICE void start() {
+    if (threadIdx.x >= 128) pass_turn();
+  }
+
+  // Runs tiles first, first + step, ... of the unit for rows [row_begin, + 64) of Q's buffer. Q is
+  // released as soon as it has been read, but with split keys, whose join needs the buffer.
   PLAIT_DEVICE void run(const Unit& unit, const ThreadRows& rows, int row_begin, int first,
                         int step) {
     max_logit[0] = max_logit[1] = kNegInf;
@@ -63,53 +73,67 @@ struct Consumer {
     if (first >= num_tiles) {
 #pragma unroll
       for (int i = 0; i < kDimVo / 2; ++i) o[i] = 0.0f;
-      release(&smem.q_empty);
+      if (step == 1) release_q();
       return;
     }
-    const unsigned q_address = ptx::smem_address(smem.q) + row_begin * kPanelRowBytes;
-    const i64 q_descriptor = k_major_descriptor(q_address);
+    const unsigned q_descriptor =
+        uniform(k_major_descriptor(ptx::smem_address(smem.q) + row_begin * kPanelRowBytes));
+    const TileList tiles = unit.tiles;
+    const FullTiles full_tiles = unit.full_tiles;
     float s[kTileKv / 2];
     unsigned p[kTileKv / 4] = {};
+    Slot slot(unit.first_tile + first), previous = slot;
     // The first round has no V to multiply with. A branch around a wgmma makes ptxas serialise them
     // all (C7520), a second loop body costs half a second of NVRTC; so P = 0 is multiplied with
     // what lies in Q's buffer, and the first accumulation after it starts from zero.
-    i64 v_descriptor = n_major_descriptor(ptx::smem_address(smem.q), kTileKv);
+    unsigned v_descriptor = uniform(n_major_descriptor(ptx::smem_address(smem.q), kTileKv));
+    ptx::Barrier* v_full = &smem.full_k[slot.stage];  // passed by then
     int accumulate = 0;
     for (int j = first; j < num_tiles; j += step) {
-      const Slot slot(unit.first_tile + j), previous(unit.first_tile + j - step);
       const bool is_first = j == first, is_last = j + step >= num_tiles;
+      const unsigned k_descriptor =
+          uniform(k_major_descriptor(ptx::smem_address(smem.k[slot.stage])));
       wait_full(&smem.full_k[slot.stage], slot.parity, !R::kTransformK);
-      if (!is_first) wait_full(&smem.full_v[previous.stage], previous.parity, !R::kTransformV);
+      if (step == 1) wait_turn();
       ptx::wgmma_fence();
-      issue_qk(q_descriptor, k_major_descriptor(ptx::smem_address(smem.k[slot.stage])), s);
+      issue_qk(q_descriptor, k_descriptor, s);
       ptx::wgmma_commit();
+      wait_full(v_full, previous.parity, !R::kTransformV);
+      ptx::wgmma_fence();
       issue_pv(p, v_descriptor, accumulate);
       ptx::wgmma_commit();
+      if (step == 1) pass_turn();
+      const int tile = tiles[j];
+      const bool full =
+          !Traits::kHasLogitsMask && tile >= full_tiles.begin && tile < full_tiles.end;
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_registers(s);
       release(&smem.empty_k[slot.stage], step);
-      if (is_last && !is_first) release(&smem.q_empty);
-      logits(unit, rows, unit.tiles[j], s);
+      if (step == 1 && is_last && !is_first) release_q();
+      logits(unit, rows, tile, full, s);
       float scale[2];
       softmax(s, scale);
+      ptx::wgmma_fence_registers(s);
+      order_after(sum[0] + sum[1]);
       ptx::wgmma_wait<0>();
       ptx::wgmma_fence_registers(o);
       if (!is_first) release(&smem.empty_v[previous.stage], step);
-      if (is_last && is_first) release(&smem.q_empty);
+      if (step == 1 && is_last && is_first) release_q();
       rescale(scale);
       pack(s, p);
-      v_descriptor = n_major_descriptor(ptx::smem_address(smem.v[slot.stage]), kTileKv);
+      v_descriptor = uniform(n_major_descriptor(ptx::smem_address(smem.v[slot.stage]), kTileKv));
+      v_full = &smem.full_v[slot.stage];
       accumulate = !is_first;
+      previous = slot;
+      slot.advance(step);
     }
-    const int last = first + (num_tiles - 1 - first) / step * step;
-    const Slot slot(unit.first_tile + last);
-    wait_full(&smem.full_v[slot.stage], slot.parity, !R::kTransformV);
+    wait_full(v_full, previous.parity, !R::kTransformV);
     ptx::wgmma_fence();
-    issue_pv(p, v_descriptor, last != first);
+    issue_pv(p, v_descriptor, accumulate);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_fence_registers(o);
-    release(&smem.empty_v[slot.stage], step);
+    release(&smem.empty_v[previous.stage], step);
   }
 
   // The states of the two rows; their outputs are o, not normalised.
@@ -126,18 +150,42 @@ struct Consumer {
     if (!R::kAffine && direct) ptx::fence_proxy_async();
   }
 
-  PLAIT_DEVICE void issue_qk(i64 q_descriptor, i64 k_descriptor, float (&s)[kTileKv / 2]) {
+  // The same value in every lane, which the compiler then keeps in a uniform register.
+  static PLAIT_DEVICE unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
+
+  // Two warpgroups with the same tiles issue in turns, so that one computes softmax while the
+  // tensor cores work for the other; handed over at issue, not at completion (which is slower).
+  static constexpr bool kTakesTurns = kConfig.num_consumer_warpgroups == 2;
+  PLAIT_DEVICE void wait_turn() {
+    if constexpr (kTakesTurns) ptx::named_barrier(kTurnBarrier + threadIdx.x / 128, 256);
+  }
+  PLAIT_DEVICE void pass_turn() {
+    if constexpr (kTakesTurns) ptx::named_barrier_arrive(kTurnBarrier + 1 - threadIdx.x / 128, 256);
+  }
+
+  // ptxas moves a wgmma wait up over arithmetic that does not depend on it, which would put softmax
+  // behind P V. It does not move it over a barrier, nor that over the computation of its number:
+  // params.padding is 0, but only the host knows.
+  PLAIT_DEVICE void order_after(float value) {
+    ptx::named_barrier(kOrderBarrier + threadIdx.x / 128 + (__float_as_int(value) & params.padding),
+                       128);
+  }
+
+  PLAIT_DEVICE void issue_qk(unsigned q_descriptor, unsigned k_descriptor,
+                             float (&s)[kTileKv / 2]) {
 #pragma unroll
     for (int k16 = 0; k16 < kDimQk / 16; ++k16) {
-      QkMma::ss(s, q_descriptor + (k_major_step(Smem<kConfig>::kTileQ, k16) >> 4),
-                k_descriptor + (k_major_step(kTileKv, k16) >> 4), k16 > 0);
+      QkMma::ss(s, descriptor(q_descriptor + (k_major_step(Smem<kConfig>::kTileQ, k16) >> 4)),
+                descriptor(k_descriptor + (k_major_step(kTileKv, k16) >> 4)), k16 > 0);
     }
   }
 
-  PLAIT_DEVICE void issue_pv(const unsigned (&p)[kTileKv / 4], i64 v_descriptor, int accumulate) {
+  PLAIT_DEVICE void issue_pv(const unsigned (&p)[kTileKv / 4], unsigned v_descriptor,
+                             int accumulate) {
 #pragma unroll
     for (int k16 = 0; k16 < kTileKv / 16; ++k16) {
-      PvMma::rs(o, &p[4 * k16], v_descriptor + (n_major_step(k16) >> 4), accumulate || k16 > 0);
+      PvMma::rs(o, &p[4 * k16], descriptor(v_descriptor + (n_major_step(k16) >> 4)),
+                accumulate || k16 > 0);
     }
   }
 
@@ -151,7 +199,7 @@ struct Consumer {
   static PLAIT_DEVICE int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
   // logits_transform, then -inf (without softmax: 0) for hidden keys.
-  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile,
+  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile, bool full,
                            float (&s)[kTileKv / 2]) {
     const int list_begin = tile * kTileKv;
     const int k_pos = unit.kv_pos_begin + list_begin;
@@ -164,9 +212,6 @@ struct Consumer {
         }
       }
     }
-    const bool full = !Traits::kHasLogitsMask && list_begin + kTileKv <= unit.kv_end &&
-                      tile_visibility(params.visible, unit.min_position, unit.max_position, k_pos,
-                                      k_pos + kTileKv - 1) == TileVisibility::kFull;
     if (full) return;
     const int k_end = k_pos + unit.kv_end - list_begin;
     VisibleRange range[2] = {visible_range(params.visible, rows.position[0]),
@@ -194,10 +239,13 @@ struct Consumer {
     if constexpr (!Traits::kUseSoftmax) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float tile_max = kNegInf;
+      float max_of[2] = {kNegInf, kNegInf};  // two chains: latency, not rate, is what they cost
 #pragma unroll
-      for (int i = 2 * r; i < kTileKv / 2; i += 4)
-        tile_max = fmaxf(tile_max, fmaxf(s[i], s[i + 1]));
+      for (int i = 2 * r; i < kTileKv / 2; i += 4) {
+        max_of[0] = fmaxf(max_of[0], s[i]);
+        max_of[1] = fmaxf(max_of[1], s[i + 1]);
+      }
+      float tile_max = fmaxf(max_of[0], max_of[1]);
       tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 1));
       tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 2));
       scale[r] = 1.0f;
@@ -208,12 +256,15 @@ struct Consumer {
         sum[r] *= scale[r];
       }
       const float offset = max_logit[r] == kNegInf ? 0.0f : max_logit[r] * scale_log2;
+      float sum_of[2] = {sum[r], 0.0f};
 #pragma unroll
       for (int i = 2 * r; i < kTileKv / 2; i += 4) {
         s[i] = exp2(fmaf(s[i], scale_log2, -offset));
         s[i + 1] = exp2(fmaf(s[i + 1], scale_log2, -offset));
-        sum[r] += s[i] + s[i + 1];
+        sum_of[0] += s[i];
+        sum_of[1] += s[i + 1];
       }
+      sum[r] = sum_of[0] + sum_of[1];
     }
   }
 

@@ -24,25 +24,28 @@ PLAIT_HD constexpr int element_offset(int rows, int row, int col) {
   return chunk_offset(rows, row, col / kChunkCols) + col % kChunkCols * 2;
 }
 
-// Descriptors: 14-bit fields in units of 16 bytes; layout type 1 is the 128-byte swizzle.
-PLAIT_HD constexpr i64 descriptor(unsigned smem_address, int leading_bytes, int stride_bytes) {
-  return static_cast<i64>((smem_address & 0x3ffff) >> 4) |
-         (static_cast<i64>(leading_bytes >> 4) << 16) |
-         (static_cast<i64>(stride_bytes >> 4) << 32) | (static_cast<i64>(1) << 62);
+// Descriptors: 14-bit fields in units of 16 bytes; layout type 1 is the 128-byte swizzle. Only the
+// low word, leading offset and address, differs between tiles and steps.
+PLAIT_HD constexpr unsigned descriptor_low(unsigned smem_address, int leading_bytes) {
+  return (smem_address & 0x3ffff) >> 4 | static_cast<unsigned>(leading_bytes >> 4) << 16;
 }
-// Q and K: rows are M or N, k runs along the row. Groups of 8 rows are 1024 bytes apart; the
-// leading offset is unused. The 16-wide k step `k16` starts 32 bytes further, in the next panel
-// after 4.
-PLAIT_HD constexpr i64 k_major_descriptor(unsigned tile_address) {
-  return descriptor(tile_address, 16, 8 * kPanelRowBytes);
+PLAIT_HD constexpr i64 descriptor(unsigned low) {
+  constexpr int kStrideBytes = 8 * kPanelRowBytes;  // between groups of 8 rows, in both majors
+  constexpr i64 kHigh = (kStrideBytes >> 4) | static_cast<i64>(1) << 30;
+  return kHigh << 32 | low;
+}
+// Q and K: rows are M or N, k runs along the row. The leading offset is unused. The 16-wide k step
+// `k16` starts 32 bytes further, in the next panel after 4.
+PLAIT_HD constexpr unsigned k_major_descriptor(unsigned tile_address) {
+  return descriptor_low(tile_address, 16);
 }
 PLAIT_HD constexpr int k_major_step(int rows, int k16) {  // bytes
   return k16 / 4 * rows * kPanelRowBytes + k16 % 4 * 32;
 }
-// V: rows are k, N runs along the row. Groups of 8 k are 1024 bytes apart (stride), panels of 64
-// columns `rows` rows apart (leading). Step k16 starts 16 rows further.
-PLAIT_HD constexpr i64 n_major_descriptor(unsigned tile_address, int rows) {
-  return descriptor(tile_address, rows * kPanelRowBytes, 8 * kPanelRowBytes);
+// V: rows are k, N runs along the row. Panels of 64 columns are `rows` rows apart (leading). Step
+// k16 starts 16 rows further.
+PLAIT_HD constexpr unsigned n_major_descriptor(unsigned tile_address, int rows) {
+  return descriptor_low(tile_address, rows * kPanelRowBytes);
 }
 PLAIT_HD constexpr int n_major_step(int k16) { return k16 * 16 * kPanelRowBytes; }
 
@@ -65,6 +68,19 @@ PLAIT_HD TileList tiles_of(const WorkItem& item, const Visibility& v, int kv_pos
   const int first_end = min(max(sink_end, begin), end);
   const int second_begin = min(max(window_begin, first_end), end);
   return {begin, first_end - begin, second_begin, end - second_begin};
+}
+
+// Tiles begin <= t < end that need no mask: every row sees every key of them. Tiles of sink tokens
+// are left to the mask.
+struct FullTiles {
+  int begin, end;
+};
+PLAIT_HD FullTiles full_tiles_of(const WorkItem& item, const Visibility& v, int kv_pos_begin,
+                                 int tile_kv) {
+  int begin = 0, end = item.kv_end;
+  if (v.causal) end = min(end, item.min_position + 1 - kv_pos_begin);
+  if (v.window_left >= 0) begin = max(item.max_position - v.window_left - kv_pos_begin, 0);
+  return {ceil_div(begin, tile_kv), max(end, 0) / tile_kv};
 }
 
 }  // namespace plait::sm90

@@ -34,66 +34,88 @@ struct Operand {
 template <KernelConfig kConfig, class Variant>
 struct AffineLoader {
   const Params& params;
-  int row = 0;
+  int first_row = 0;
 
-  PLAIT_DEVICE void look_up(const Unit& unit, int tile, const Operand&) {
-    const BlockTable& table = params.plan->tables[unit.block->level];
-    row = static_cast<int>(first_entry(table, *unit.block)) + tile * kConfig.tile_kv;
+  PLAIT_DEVICE void start(const Unit& unit) {
+    first_row = static_cast<int>(first_entry(params.plan->tables[unit.block->level], *unit.block));
   }
-  PLAIT_DEVICE void copy(const Unit& unit, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void look_up(const Unit&, int) {}
+  PLAIT_DEVICE void advance() {}
+  template <int kBehind>
+  PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive_expect_tx(barrier, kConfig.tile_kv * operand.head_dim * 2);
     for (int panel = 0; panel < operand.head_dim / kPanelCols; ++panel) {
       ptx::tma_load_3d(smem + panel * kConfig.tile_kv * kPanelRowBytes, operand.map, barrier,
-                       panel * kPanelCols, unit.kv_head, row);
+                       panel * kPanelCols, unit.kv_head, first_row + tile * kConfig.tile_kv);
     }
   }
 };
 
-// Copies by cp.async, 16 lanes a row of 256 bytes. A lane looks up one or two of its warp's rows,
-// before the ring has room for them, and hands them round by shuffles.
+// Copies by cp.async. Two warps take four rows each at a time, eight lanes a row: a lane's rows
+// then have the same place in the swizzle, and its addresses in shared memory lie a constant apart.
+// A lane looks up one or two of its warp's rows, a tile ahead of their copy so that the block
+// table's latency is hidden, and hands them round by shuffles.
 template <KernelConfig kConfig, class Variant>
 struct GatherLoader {
-  static constexpr int kWarps = Roles<kConfig, Variant>::kLoadWarps;
-  static constexpr int kPasses = (kConfig.tile_kv / 2 + kWarps - 1) / kWarps;  // two rows each
-  static constexpr int kOwned = (2 * kPasses + 31) / 32;
+  static constexpr int kTileKv = kConfig.tile_kv;
+  static constexpr int kPasses = kTileKv / 8;
+  static constexpr int kOwned = kTileKv / 64;
   static constexpr i64 kNoKey = -1;  // no row of 16-byte aligned elements starts there
+  static_assert(Roles<kConfig, Variant>::kLoadWarps == 2 && kTileKv % 64 == 0);
 
   const Params& params;
-  i64 offset[kOwned] = {};  // of the rows that this lane owns
+  int block[3][kOwned];  // -1: no key. Of the tile looked up last, the one before (K's) and before
+                         //   that (V's)
 
-  // Row of the tile that is the warp's index-th.
-  static PLAIT_DEVICE int row_of(int index) {
-    const int warp = threadIdx.x % 128 / 32;
-    return 2 * (warp + kWarps * (index / 2)) + index % 2;
+  // The i-th row of this lane: one that it looks up.
+  static PLAIT_DEVICE int owned_row(int i) {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    return 64 * i + lane / 4 * 8 + warp * 4 + lane % 4;
   }
 
-  PLAIT_DEVICE void look_up(const Unit& unit, int tile, const Operand& operand) {
+  PLAIT_DEVICE void start(const Unit& unit) { look_up(unit, unit.tiles[0]); }
+
+  PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
     const BlockTable& table = params.plan->tables[unit.block->level];
     const i64 first = first_entry(table, *unit.block);
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
-      const int row = row_of(32 * i + threadIdx.x % 32);
-      const int position = tile * kConfig.tile_kv + row;
-      offset[i] = kNoKey;
-      if (row < kConfig.tile_kv && position < unit.kv_end) {
-        offset[i] = key_offset(*operand.stride, key_slot(table, first, params.block_size, position),
-                               unit.kv_head, false);
+      const int position = tile * kTileKv + owned_row(i);
+      block[0][i] = -1;
+      if (position < unit.kv_end) {
+        block[0][i] = static_cast<int>(key_slot(table, first, params.block_size, position).block);
       }
     }
   }
-  PLAIT_DEVICE void copy(const Unit&, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void advance() {
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) {
+      block[2][i] = block[1][i];
+      block[1][i] = block[0][i];
+    }
+  }
+  template <int kBehind>
+  PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
-    const int half = threadIdx.x % 32 / 16, chunk = threadIdx.x % 16;
+    i64 offset[kOwned];
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) {
+      const KeySlot slot{block[kBehind][i], (tile * kTileKv + owned_row(i)) % params.block_size};
+      offset[i] = slot.block < 0 ? kNoKey : key_offset(*operand.stride, slot, unit.kv_head, false);
+    }
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    unsigned char* to = smem + chunk_offset(kTileKv, warp * 4 + lane / 8, lane % 8);
+    const unsigned char* from = operand.data + lane % 8 * kChunkBytes;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const int index = 2 * pass + half, row = row_of(index);
-      const i64 from = __shfl_sync(~0u, offset[2 * pass / 32], index % 32);
-      if (row < kConfig.tile_kv && chunk * kChunkCols < operand.head_dim) {
-        ptx::cp_async_16(smem + chunk_offset(kConfig.tile_kv, row, chunk),
-                         operand.data + (from == kNoKey ? 0 : from * 2) + chunk * kChunkBytes,
-                         from == kNoKey ? 0 : 16);
+      const i64 mine = __shfl_sync(~0u, offset[pass / 8], pass % 8 * 4 + lane / 8);
+      const int bytes = mine == kNoKey ? 0 : 16;
+      const unsigned char* row = from + (mine == kNoKey ? 0 : mine * 2);
+      for (int panel = 0; panel < operand.head_dim / kPanelCols; ++panel) {
+        ptx::cp_async_16(to + pass * 8 * kPanelRowBytes + panel * kTileKv * kPanelRowBytes,
+                         row + panel * kPanelRowBytes, bytes);
       }
     }
     ptx::cp_async_mbarrier_arrive(barrier);
@@ -113,23 +135,26 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
                   kConfig.head_dim_vo};
   for_each_unit<kConfig>(params, [&](const Unit& unit) {
     const int num_tiles = unit.tiles.size();
-    for (int j = 0; j <= num_tiles && num_tiles > 0; ++j) {
+    if (num_tiles == 0) return;
+    loader.start(unit);
+    for (int j = 0; j <= num_tiles; ++j) {
+      loader.advance();
+      if (j + 1 < num_tiles) loader.look_up(unit, unit.tiles[j + 1]);
       if (j < num_tiles) {
         const Slot slot(unit.first_tile + j);
-        loader.look_up(unit, unit.tiles[j], k);
         ptx::mbarrier_wait(&smem.empty_k[slot.stage], slot.parity ^ 1);
-        loader.copy(unit, k, smem.k[slot.stage],
-                    R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
+        loader.template copy<1>(
+            unit, unit.tiles[j], k, smem.k[slot.stage],
+            R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
       }
       if (j > 0) {
         const int tile = unit.tiles[j - 1];
         const Slot slot(unit.first_tile + j - 1);
         const bool second_stage =
             R::kTransformV || has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv);
-        loader.look_up(unit, tile, v);
         ptx::mbarrier_wait(&smem.empty_v[slot.stage], slot.parity ^ 1);
-        loader.copy(unit, v, smem.v[slot.stage],
-                    second_stage ? &smem.raw_v[slot.stage] : &smem.full_v[slot.stage]);
+        loader.template copy<2>(unit, tile, v, smem.v[slot.stage],
+                                second_stage ? &smem.raw_v[slot.stage] : &smem.full_v[slot.stage]);
       }
     }
   });
@@ -181,12 +206,13 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   constexpr int kThreads = 32 * R::kFinishWarps;
   const int rows = kConfig.shapes[unit.item->shape].tile_q;
   const auto* q = static_cast<const unsigned char*>(params.q);
+  const int* row_map = params.plan->row_map;
   for (int i = threadIdx.x % 128 - 32 * R::kLoadWarps; i < rows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     i64 offset = 0;
-    const bool valid = row < unit.item->num_rows;
+    const bool valid = row < unit.num_rows;
     if (valid) {
-      const PackedRow packed = row_of(params, unit, row);
+      const PackedRow packed = row_of(params, row_map, unit, row);
       offset = packed.token * params.q_stride.token + packed.qo_head * params.q_stride.head;
     }
     ptx::cp_async_16(smem.q + chunk_offset(Smem<kConfig>::kTileQ, row, chunk),
@@ -196,8 +222,8 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   if constexpr (R::Traits::kHasQueryTransform) {
     ptx::named_barrier(kFinishBarrier, kThreads);
     transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q>(
-        smem.q, Smem<kConfig>::kTileQ, unit.item->num_rows, [&](int row, auto& accessor) {
-          const PackedRow packed = row_of(params, unit, row);
+        smem.q, Smem<kConfig>::kTileQ, unit.num_rows, [&](int row, auto& accessor) {
+          const PackedRow packed = row_of(params, row_map, unit, row);
           const RowContext context{params.plan->token_request[packed.token],
                                    params.plan->token_position[packed.token], packed.qo_head};
           Variant::query_transform(variant, context, accessor);

@@ -13,8 +13,16 @@
 
 namespace plait::sm90 {
 
-// Named barriers: among finish warps; around the join of split keys; before and in a merge.
-enum NamedBarrier { kFinishBarrier = 1, kJoinReady, kJoinWritten, kMergeBarrier };
+// Named barriers: among finish warps; around the join of split keys; before and in a merge; of each
+// consumer warpgroup: order_after and turns (compute.cuh).
+enum NamedBarrier {
+  kFinishBarrier = 1,
+  kJoinReady,
+  kJoinWritten,
+  kMergeBarrier,
+  kOrderBarrier,                     // + warpgroup
+  kTurnBarrier = kOrderBarrier + 2,  // + warpgroup
+};
 
 // One unit of work: an item and one of its kv heads. Load and finish warps walk the plan; finish
 // warps hand each unit on to the consumers, together with its Q. What a tile needs is copied, for
@@ -23,8 +31,10 @@ struct Unit {
   const WorkItem* item;  // null: there are no more units
   const RowBlock* block;
   int kv_head;
-  int kv_end, kv_pos_begin, min_position, max_position;
+  int first_token, first_row, num_rows;
+  int kv_end, kv_pos_begin;
   TileList tiles;
+  FullTiles full_tiles;
   unsigned first_tile;  // of the ring
 };
 
@@ -32,13 +42,11 @@ template <KernelConfig kConfig>
 struct alignas(1024) Smem {
   static constexpr int kStages = kConfig.num_stages;
   static constexpr int kTileQ = tile_q(kConfig);
-  static constexpr int kExchange = exchange_floats(kConfig);
 
   unsigned char q[kTileQ * kConfig.head_dim_qk * 2];
   unsigned char k[kStages][kConfig.tile_kv * kConfig.head_dim_qk * 2];
   unsigned char v[kStages][kConfig.tile_kv * kConfig.head_dim_vo * 2];
-  float exchange[kExchange > 0 ? kExchange : 1];
-  int merge_flags[kTileQ];
+  int scratch[kTileQ];  // of the join: states; of the merge: tokens
   // Unit u is units[u % 2]: consumers that store u still read it while u + 1 arrives. Whoever
   // writes u + 2 has seen q_empty of u + 1, which no warp gives before it is done with u.
   Unit units[2];
@@ -54,7 +62,7 @@ struct Roles {
   static constexpr bool kAffine = kConfig.loader == Loader::kAffine;
   static constexpr bool kTransformK = Traits::kHasKeyTransform;
   static constexpr bool kTransformV = Traits::kHasValueTransform;
-  static constexpr int kLoadWarps = kAffine ? 1 : kTransformK || kTransformV ? 2 : 3;
+  static constexpr int kLoadWarps = kAffine ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
   // Arrivals that complete a phase: TMA counts bytes behind one arrival; cp.async arrives per lane.
   static constexpr int kRawArrivals = kAffine ? 1 : 32 * kLoadWarps;
@@ -70,6 +78,13 @@ struct RingSlot {
   unsigned parity;
   PLAIT_DEVICE explicit RingSlot(unsigned tile)
       : stage(static_cast<int>(tile % kStages)), parity(tile / kStages & 1u) {}
+  PLAIT_DEVICE void advance(int tiles) {  // at most kStages
+    stage += tiles;
+    if (stage >= kStages) {
+      stage -= kStages;
+      parity ^= 1;
+    }
+  }
 };
 
 template <KernelConfig kConfig, class Variant>
@@ -99,19 +114,24 @@ PLAIT_DEVICE void for_each_unit(const Params& params, F&& body) {
     const WorkItem& item = plan.items[i];
     const RowBlock& block = plan.row_blocks[item.row_block];
     const TileList tiles = tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    const FullTiles full_tiles =
+        full_tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
     const int head_end = item.kv_head_begin + item.num_heads;
     for (int kv_head = item.kv_head_begin; kv_head < head_end; ++kv_head) {
-      body(Unit{&item, &block, kv_head, item.kv_end, block.kv_pos_begin, item.min_position,
-                item.max_position, tiles, tile});
+      body(Unit{&item, &block, kv_head, block.first_token, item.first_row, item.num_rows,
+                item.kv_end, block.kv_pos_begin, tiles, full_tiles, tile});
       tile += tiles.size();
     }
   }
 }
 
 // Packed row `row` of the unit's tile.
-PLAIT_DEVICE PackedRow row_of(const Params& params, const Unit& unit, int row) {
-  return packed_row(*params.plan, *unit.block, unit.item->first_row + row, unit.kv_head,
-                    params.group_size);
+PLAIT_DEVICE PackedRow row_of(const Params& params, const int* row_map, const Unit& unit, int row) {
+  const int r = unit.first_row + row;
+  const int i = r / params.group_size;
+  const int token = unit.first_token + i;
+  return {row_map != nullptr ? row_map[token] : token,
+          unit.kv_head * params.group_size + (r - i * params.group_size)};
 }
 
 }  // namespace plait::sm90

@@ -17,10 +17,6 @@ PLAIT_HD constexpr bool splits_keys(const KernelConfig& c) {
   }
   return false;
 }
-// Where a warpgroup hands its output, maxima and sums to the one it joins.
-PLAIT_HD constexpr int exchange_floats(const KernelConfig& c) {
-  return splits_keys(c) ? 128 * (c.head_dim_vo / 2 + 4) : 0;
-}
 inline constexpr int kBarrierBytes = 512;
 PLAIT_HD constexpr int num_threads(const KernelConfig& c) {
   return (c.num_consumer_warpgroups + 1) * 128;
@@ -34,7 +30,7 @@ PLAIT_HD constexpr int sm90_smem_bytes(const KernelConfig& c) {
   const int element_bytes = 2;
   const int q = sm90::tile_q(c) * c.head_dim_qk * element_bytes;
   const int kv = c.num_stages * c.tile_kv * (c.head_dim_qk + c.head_dim_vo) * element_bytes;
-  const int rest = sm90::exchange_floats(c) * 4 + sm90::kBarrierBytes + sm90::tile_q(c) * 4;
+  const int rest = sm90::tile_q(c) * 4 + sm90::kBarrierBytes;  // scratch, units, barriers
   return (q + kv + rest + 1023) / 1024 * 1024;
 }
 

@@ -7,38 +7,51 @@
 
 namespace plait::sm90 {
 
-// Joins warpgroup 1's state of the same rows into warpgroup 0's. Both call it.
+// Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. Both call it. The output goes
+// through the other 64 rows of Q's buffer, half of it at a time.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxState (&state)[2],
-                                  float* exchange) {
-  constexpr int kCount = kConfig.head_dim_vo / 2;
+                                  const ThreadRows& rows) {
   constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
-  float* mine = exchange + threadIdx.x % 128;  // element i of all threads lie side by side
-  ptx::named_barrier(kJoinReady, kThreads);    // warpgroup 0 has read what was there before
-  if (threadIdx.x >= 128) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) mine[128 * i] = consumer.o[i];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      mine[128 * (kCount + 2 * r)] = state[r].max_logit;
-      mine[128 * (kCount + 2 * r + 1)] = state[r].sum;
-    }
-  }
-  ptx::named_barrier(kJoinWritten, kThreads);
-  if (threadIdx.x >= 128) return;
+  constexpr int kCount = kConfig.head_dim_vo / 2, kHalf = kCount / 2;
+  Smem<kConfig>& smem = consumer.smem;
+  static_assert(Smem<kConfig>::kTileQ == 128 && kConfig.head_dim_qk >= kHalf * 4);
+  const bool gives = threadIdx.x >= 128;
+  // Element i of all threads lie side by side, 16 elements in the free half of each panel.
+  const auto exchange = [&](int i) {
+    unsigned char* panel = smem.q + (i / 16 * 128 + 64) * kPanelRowBytes;
+    return reinterpret_cast<float*>(panel) + i % 16 * 128 + threadIdx.x % 128;
+  };
+  auto* states = reinterpret_cast<float*>(smem.scratch);  // [64 rows][max_logit, sum]
   OutputScales scales[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
-  if constexpr (VariantTraits<Variant>::kUseSoftmax) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      scales[r] = merge(
-          state[r], SoftmaxState{mine[128 * (kCount + 2 * r)], mine[128 * (kCount + 2 * r + 1)]});
+  for (int half = 0; half < 2; ++half) {
+    ptx::named_barrier(kJoinReady, kThreads);  // what was there has been read
+    if (gives) {
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) *exchange(i) = consumer.o[half * kHalf + i];
+      for (int r = 0; r < 2; ++r) {
+        states[2 * rows.row[r]] = state[r].max_logit;  // the same from the four threads of a row
+        states[2 * rows.row[r] + 1] = state[r].sum;
+      }
+    }
+    ptx::named_barrier(kJoinWritten, kThreads);
+    if (gives) continue;
+    if (half == 0 && VariantTraits<Variant>::kUseSoftmax) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        scales[r] =
+            merge(state[r], SoftmaxState{states[2 * rows.row[r]], states[2 * rows.row[r] + 1]});
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      float& o = consumer.o[half * kHalf + i];
+      const OutputScales& s = scales[i / 2 % 2];
+      o = s.a * o + s.b * *exchange(i);
     }
   }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const OutputScales& s = scales[i / 2 % 2];
-    consumer.o[i] = s.a * consumer.o[i] + s.b * mine[128 * i];
-  }
+  consumer.release_q();
 }
 
 // Transposes a 4 x 4 matrix of registers over the four threads of a row: thread t gives w[i] and
@@ -63,46 +76,45 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
                                   const float (&o)[kConfig.head_dim_vo / 2]) {
   using Traits = VariantTraits<Variant>;
   using Out = Storage<kConfig.dtype_out>;
+  constexpr int kBlocks = kConfig.head_dim_vo / 8;
   const bool empty = Traits::kUseSoftmax && !(state.sum > 0.0f);
   const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : 1.0f / state.sum) : 1.0f;
   const int t = threadIdx.x % 4;
-  Out* row =
-      static_cast<Out*>(params.out) + out_offset(params.out_stride, rows.token[r], rows.qo_head[r]);
-  const bool aligned = reinterpret_cast<unsigned long long>(row) % 16 == 0;
+  unsigned w[kBlocks / 4][4];
 #pragma unroll
-  for (int block = 0; block < kConfig.head_dim_vo / 8; block += 4) {
-    unsigned w[4];
+  for (int block = 0; block < kBlocks; ++block) {
+    float x[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float x[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        x[e] = empty ? 0.0f : o[4 * (block + i) + 2 * r + e] * scale;
-        if constexpr (Traits::kHasOutputTransform) {
-          const int dim = 8 * (block + i) + 2 * t + e;
-          if (!empty) {
-            x[e] = Variant::output_transform(
-                variant, {rows.request[r], rows.position[r], rows.qo_head[r], dim}, x[e]);
-          }
-        }
-      }
-      w[i] = Consumer<kConfig, Variant>::template pack2<kConfig.dtype_out>(x[0], x[1]);
-    }
-    transpose_quad(w);  // now 8 consecutive elements: of block + t
-    if (!rows.valid[r]) continue;
-    Out* to = row + 8 * (block + t);
-    if (aligned) {
-      *reinterpret_cast<uint4*>(to) = uint4{w[0], w[1], w[2], w[3]};
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        to[i] = Out{static_cast<unsigned short>(w[i / 2] >> (16 * (i % 2)))};
+    for (int e = 0; e < 2; ++e) {
+      x[e] = empty ? 0.0f : o[4 * block + 2 * r + e] * scale;
+      if constexpr (Traits::kHasOutputTransform) {
+        const OutputContext context{rows.request[r], rows.position[r], rows.qo_head[r],
+                                    8 * block + 2 * t + e};
+        if (!empty) x[e] = Variant::output_transform(variant, context, x[e]);
       }
     }
+    w[block / 4][block % 4] =
+        Consumer<kConfig, Variant>::template pack2<kConfig.dtype_out>(x[0], x[1]);
   }
-  if (rows.valid[r] && t == 0) {
-    store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
+#pragma unroll
+  for (int i = 0; i < kBlocks / 4; ++i) transpose_quad(w[i]);  // now columns of block 4 i + t
+  if (!rows.valid[r]) return;
+  Out* row = static_cast<Out*>(params.out) +
+             out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + 8 * t;
+  if (reinterpret_cast<unsigned long long>(row) % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBlocks / 4; ++i) {
+      *reinterpret_cast<uint4*>(row + 32 * i) = uint4{w[i][0], w[i][1], w[i][2], w[i][3]};
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const unsigned pair = w[i / 4][i % 4];
+      row[i / 4 * 32 + i % 4 * 2] = Out{static_cast<unsigned short>(pair)};
+      row[i / 4 * 32 + i % 4 * 2 + 1] = Out{static_cast<unsigned short>(pair >> 16)};
+    }
   }
+  if (t == 0) store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
 }
 
 // Writes this thread's row r as partial state `partial_row`: normalised float32.
@@ -129,7 +141,7 @@ PLAIT_DEVICE void store_partial_row(const Params& params, int partial_row, int r
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit,
                              const ThreadRows& rows, bool writes, const SoftmaxState (&state)[2],
-                             const float (&o)[kConfig.head_dim_vo / 2], int* merge_flags) {
+                             const float (&o)[kConfig.head_dim_vo / 2], int* merge_scratch) {
   const bool partial = unit.item->partial_row >= 0;
   if (writes) {
 #pragma unroll
@@ -146,9 +158,9 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit,
   }
   if (partial) {
     constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
-    arrive_and_merge<kConfig, Variant>(call.params, call.variant, *call.params.plan, *unit.block,
-                                       *unit.item, unit.kv_head, threadIdx.x, kThreads, merge_flags,
-                                       [] { ptx::named_barrier(kMergeBarrier, kThreads); });
+    arrive_and_merge<kConfig, Variant>(
+        call.params, call.variant, *call.params.plan, *unit.block, *unit.item, unit.kv_head,
+        threadIdx.x, kThreads, merge_scratch, [] { ptx::named_barrier(kMergeBarrier, kThreads); });
   }
 }
 
