@@ -27,7 +27,8 @@ KvTables BatchArg::tables(nb::dict tables, const std::string& where) {
       *field.view = take(value, where + name);
       known = true;
     }
-    check(known, where, name, " is no table; taken are kv_len, kv_indptr, kv_begin, kv_page_indptr, "
+    check(known, where, name,
+          " is no table; taken are kv_len, kv_indptr, kv_begin, kv_page_indptr, "
           "kv_page_indices, kv_last_page_len, block_table, request_map");
   }
   return out;

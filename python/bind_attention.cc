@@ -21,7 +21,8 @@ void run(Attention& attention, nb::handle q, nb::handle k, nb::handle v, nb::han
     for (auto [key, value] : nb::cast<nb::dict>(variant_args)) {
       VariantArg arg{nb::cast<std::string>(key), 0, {}};
       if (!nb::try_cast(value, arg.number)) {
-        check(!value.is_none(), "run: variant argument ", arg.name, " is None; give a number or a tensor");
+        check(!value.is_none(), "run: variant argument ", arg.name,
+              " is None; give a number or a tensor");
         arg.tensor = tensors.emplace_back(value, arg.name.c_str()).view;
       }
       args.variant_args.push_back(arg);
@@ -59,12 +60,13 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("device", [](const Workspace& w) { return to_string(w.device()); });
 
   nb::class_<Attention>(m, "Attention")
-      .def("__init__",
-           [](Attention* self, const AttentionConfig& config, std::shared_ptr<Workspace> workspace) {
-             nb::gil_scoped_release unlocked;
-             new (self) Attention(config, std::move(workspace));
-           },
-           "config"_a, "workspace"_a.none())
+      .def(
+          "__init__",
+          [](Attention* self, const AttentionConfig& config, std::shared_ptr<Workspace> workspace) {
+            nb::gil_scoped_release unlocked;
+            new (self) Attention(config, std::move(workspace));
+          },
+          "config"_a, "workspace"_a.none())
       .def_prop_ro("kernel_name", &Attention::kernel_name)
       .def_prop_ro("workspace", &Attention::workspace)
       .def_prop_ro("num_ctas", [](const Attention& a) { return a.target().num_ctas; })

@@ -18,7 +18,8 @@ std::string repr(const KvFormat& kv) {
 
 std::string repr(const Bounds& b) {
   return concat("Bounds(requests=", b.requests, ", query_tokens=", b.query_tokens,
-                ", keys=", b.keys, ", total_pages=", b.total_pages, ", max_q_len=", b.max_q_len, ")");
+                ", keys=", b.keys, ", total_pages=", b.total_pages, ", max_q_len=", b.max_q_len,
+                ")");
 }
 
 AttentionConfig make_config(int num_qo_heads, int num_kv_heads, int head_dim_qk, int head_dim_vo,
@@ -45,42 +46,55 @@ VariantParam make_param(const std::string& name, const std::string& kind, double
 }  // namespace
 
 void bind_config(nb::module_& m) {
-  nb::class_<KvFormat>(m, "KvFormat", "How K and V lie in memory; made by RaggedKv, PagedKv, ComposedKv.")
-      .def_prop_ro("kind", [](const KvFormat& f) { return f.kind == KvFormat::kRagged ? "ragged" : "paged"; })
+  nb::class_<KvFormat>(m, "KvFormat",
+                       "How K and V lie in memory; made by RaggedKv, PagedKv, ComposedKv.")
+      .def_prop_ro(
+          "kind",
+          [](const KvFormat& f) { return f.kind == KvFormat::kRagged ? "ragged" : "paged"; })
       .def_ro("page_size", &KvFormat::page_size)
       .def_ro("num_levels", &KvFormat::num_levels)
       .def_prop_ro("layout", [](const KvFormat& f) { return f.hnd ? "HND" : "NHD"; })
-      .def("__eq__", [](const KvFormat& a, const KvFormat& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__eq__", [](const KvFormat& a, const KvFormat& b) { return a == b; }, nb::is_operator())
       .def("__repr__", [](const KvFormat& f) { return repr(f); });
   m.def("ragged_kv", &ragged_kv);
   m.def("paged_kv", &paged_kv, "page_size"_a, "hnd"_a);
   m.def("composed_kv", &composed_kv, "format"_a, "num_levels"_a);
 
-  nb::class_<Bounds>(m, "Bounds",
-                     "Capacities of an Attention: requests and query tokens of a step, keys of a request,\n"
-                     "pages of a step's host tables (0: requests * ceil(keys / page_size)), and the most\n"
-                     "query tokens of a request (0: query_tokens; 1: decode only).")
-      .def("__init__",
-           [](Bounds* self, int requests, int query_tokens, int keys, long long total_pages, int max_q_len) {
-             new (self) Bounds{requests, query_tokens, keys, total_pages, max_q_len};
-           },
-           nb::kw_only(), "requests"_a, "query_tokens"_a, "keys"_a, "total_pages"_a = 0, "max_q_len"_a = 0)
+  nb::class_<Bounds>(
+      m, "Bounds",
+      "Capacities of an Attention: requests and query tokens of a step, keys of a request,\n"
+      "pages of a step's host tables (0: requests * ceil(keys / page_size)), and the most\n"
+      "query tokens of a request (0: query_tokens; 1: decode only).")
+      .def(
+          "__init__",
+          [](Bounds* self, int requests, int query_tokens, int keys, long long total_pages,
+             int max_q_len) {
+            new (self) Bounds{requests, query_tokens, keys, total_pages, max_q_len};
+          },
+          nb::kw_only(), "requests"_a, "query_tokens"_a, "keys"_a, "total_pages"_a = 0,
+          "max_q_len"_a = 0)
       .def_ro("requests", &Bounds::requests)
       .def_ro("query_tokens", &Bounds::query_tokens)
       .def_ro("keys", &Bounds::keys)
       .def_ro("total_pages", &Bounds::total_pages)
       .def_ro("max_q_len", &Bounds::max_q_len)
-      .def("__eq__", [](const Bounds& a, const Bounds& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__eq__", [](const Bounds& a, const Bounds& b) { return a == b; }, nb::is_operator())
       .def("__repr__", [](const Bounds& b) { return repr(b); });
 
-  nb::class_<Variant>(m, "Variant", "What a query sees and how logits, rows and outputs are changed; combine with |.")
+  nb::class_<Variant>(
+      m, "Variant",
+      "What a query sees and how logits, rows and outputs are changed; combine with |.")
       .def_prop_ro("name", &Variant::name)
       .def_prop_ro("use_softmax", &Variant::use_softmax)
       .def_prop_ro("causal", [](const Variant& v) { return v.visible.causal != 0; })
       .def_prop_ro("window_left", [](const Variant& v) { return v.visible.window_left; })
       .def_prop_ro("sink_tokens", [](const Variant& v) { return v.visible.sink_tokens; })
-      .def("__or__", [](const Variant& a, const Variant& b) { return a | b; }, nb::is_operator())
-      .def("__eq__", [](const Variant& a, const Variant& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__or__", [](const Variant& a, const Variant& b) { return a | b; }, nb::is_operator())
+      .def(
+          "__eq__", [](const Variant& a, const Variant& b) { return a == b; }, nb::is_operator())
       .def("__repr__", [](const Variant& v) { return concat("<plait variant ", v.name(), ">"); });
   m.def("full", &full);
   m.def("causal", &causal);

@@ -51,47 +51,54 @@ nb::object to_dlpack(DeviceArray& array, nb::handle stream) {
 
 void bind_device(nb::module_& m) {
   nb::class_<DeviceArray>(m, "DeviceArray")
-      .def("__init__",
-           [](DeviceArray* self, std::vector<int64_t> shape, const std::string& dtype,
-              std::pair<int, int> device) {
-             new (self) DeviceArray(std::move(shape), dtype, to_device(device));
-           },
-           "shape"_a, "dtype"_a, "device"_a)
-      .def("__init__",  // rows of another one, whose memory they share
-           [](DeviceArray* self, const DeviceArray& whole, int64_t begin, int64_t end) {
-             new (self) DeviceArray(whole.rows(begin, end));
-           },
-           "whole"_a, "begin"_a, "end"_a)
+      .def(
+          "__init__",
+          [](DeviceArray* self, std::vector<int64_t> shape, const std::string& dtype,
+             std::pair<int, int> device) {
+            new (self) DeviceArray(std::move(shape), dtype, to_device(device));
+          },
+          "shape"_a, "dtype"_a, "device"_a)
+      .def(
+          "__init__",  // rows of another one, whose memory they share
+          [](DeviceArray* self, const DeviceArray& whole, int64_t begin, int64_t end) {
+            new (self) DeviceArray(whole.rows(begin, end));
+          },
+          "whole"_a, "begin"_a, "end"_a)
       .def_prop_ro("shape", [](const DeviceArray& a) { return nb::tuple(nb::cast(a.shape())); })
       .def_prop_ro("dtype", &DeviceArray::dtype)
       .def_prop_ro("device", [](const DeviceArray& a) { return to_string(a.device()); })
       .def_prop_ro("nbytes", &DeviceArray::bytes)
-      .def("copy_from",
-           [](DeviceArray& a, nb::handle array, nb::handle stream) {
-             TensorArg arg(array, "array");
-             Stream on = stream_of(stream, a.device());
-             nb::gil_scoped_release unlocked;
-             a.copy_from(arg.view, on);
-           },
-           "array"_a, "stream"_a.none())
-      .def("copy_to",
-           [](const DeviceArray& a, nb::handle array, nb::handle stream) {
-             TensorArg arg(array, "array", true);  // made by device_array.py: contiguous, of our size
-             Stream on = stream_of(stream, a.device());
-             nb::gil_scoped_release unlocked;
-             a.copy_to(arg.view.bytes(), on);
-           },
-           "array"_a, "stream"_a.none())
-      .def("fill_bytes",
-           [](DeviceArray& a, int value, nb::handle stream) {
-             fill_bytes(a.device(), a.data(), value, a.bytes(), stream_of(stream, a.device()));
-           },
-           "value"_a, "stream"_a.none())
+      .def(
+          "copy_from",
+          [](DeviceArray& a, nb::handle array, nb::handle stream) {
+            TensorArg arg(array, "array");
+            Stream on = stream_of(stream, a.device());
+            nb::gil_scoped_release unlocked;
+            a.copy_from(arg.view, on);
+          },
+          "array"_a, "stream"_a.none())
+      .def(
+          "copy_to",
+          [](const DeviceArray& a, nb::handle array, nb::handle stream) {
+            TensorArg arg(array, "array",
+                          true);  // made by device_array.py: contiguous, of our size
+            Stream on = stream_of(stream, a.device());
+            nb::gil_scoped_release unlocked;
+            a.copy_to(arg.view.bytes(), on);
+          },
+          "array"_a, "stream"_a.none())
+      .def(
+          "fill_bytes",
+          [](DeviceArray& a, int value, nb::handle stream) {
+            fill_bytes(a.device(), a.data(), value, a.bytes(), stream_of(stream, a.device()));
+          },
+          "value"_a, "stream"_a.none())
       .def("__dlpack__", &to_dlpack, "stream"_a.none())
       .def("__dlpack_device__",
            [](const DeviceArray& a) { return std::make_pair(a.device().type, a.device().id); });
-  m.def("synchronize", [](std::pair<int, int> device) { synchronize(to_device(device)); }, "device"_a,
-        nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "synchronize", [](std::pair<int, int> device) { synchronize(to_device(device)); }, "device"_a,
+      nb::call_guard<nb::gil_scoped_release>());
 
   m.def("time_on_gpu",
         [](std::pair<int, int> device, nb::callable work, bool cold_l2) {

@@ -140,8 +140,8 @@ Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr
                    scheduler == "lpt" ? Scheduler::kLpt : Scheduler::kAuto);
 }
 
-// The target that stands for sm90 where none is at hand: its shipped costs; two shapes split the keys
-// of the second. Only a model: a plan of it is for no Attention.
+// The target that stands for sm90 where none is at hand: its shipped costs; two shapes split the
+// keys of the second. Only a model: a plan of it is for no Attention.
 nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_kv, int group_size,
                         int num_kv_heads) {
   check(tile_q.size() == 1 || tile_q.size() == 2, "make_plan: tile_q has ", tile_q.size(),

@@ -41,7 +41,8 @@ DeviceArray::DeviceArray(std::vector<int64_t> shape, const std::string& dtype, c
 long long DeviceArray::bytes() const { return product(shape_) * (bits_ / 8); }
 
 TensorView DeviceArray::view() {
-  return {data_, kCuda, device_.id, int32_t(shape_.size()), code_, bits_, 1, shape_.data(), nullptr, 0};
+  return {data_,         kCuda,   device_.id, int32_t(shape_.size()), code_, bits_, 1,
+          shape_.data(), nullptr, 0};
 }
 
 DeviceArray DeviceArray::rows(int64_t begin, int64_t end) const {
@@ -64,7 +65,8 @@ void DeviceArray::copy_from(const TensorView& host, Stream stream) {
         "DeviceArray: the array to copy is ", describe(host), ", not ", dtype_);
   int64_t stride = 1;
   for (int i = host.ndim - 1; i >= 0; --i) {
-    check(host.shape[i] <= 1 || host.stride(i) == stride, "DeviceArray: the array to copy is not contiguous");
+    check(host.shape[i] <= 1 || host.stride(i) == stride,
+          "DeviceArray: the array to copy is not contiguous");
     stride *= host.shape[i];
   }
   copy_to_device(device_, data_, host.bytes(), bytes(), stream);

@@ -63,7 +63,8 @@ const ExchangeApi* torch_with_cuda() {
   if (known != nullptr) return known;
   nb::object modules = nb::module_::import_("sys").attr("modules");
   nb::object torch = modules.attr("get")("torch");
-  if (torch.is_none() || !nb::hasattr(torch, "cuda") || !nb::hasattr(torch, "Tensor")) return nullptr;
+  if (torch.is_none() || !nb::hasattr(torch, "cuda") || !nb::hasattr(torch, "Tensor"))
+    return nullptr;
   if (!nb::cast<bool>(torch.attr("cuda").attr("is_initialized")())) return nullptr;
   nb::object tensor = torch.attr("Tensor");
   return known = exchange_api(reinterpret_cast<PyTypeObject*>(tensor.ptr()));
@@ -86,8 +87,10 @@ void TensorArg::read(nb::handle object, const char* name, bool writable) {
   }
   if (from_array_struct(object, name, writable)) return;
   if (!nb::try_cast(object, array_)) {
-    throw nb::type_error(concat(name, " must be a tensor (NumPy, torch or another with __dlpack__), not ",
-                                type_of(object)).c_str());
+    throw nb::type_error(concat(name,
+                                " must be a tensor (NumPy, torch or another with __dlpack__), not ",
+                                type_of(object))
+                             .c_str());
   }
   if (nb::ndarray<> array; writable && !nb::try_cast(object, array)) {
     throw nb::value_error(concat(name, " is read-only and would be written").c_str());
@@ -108,7 +111,8 @@ bool TensorArg::from_exchange_api(nb::handle object) {
 bool TensorArg::from_array_struct(nb::handle object, const char* name, bool writable) {
   nb::object capsule = nb::getattr(object, "__array_struct__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), nullptr)) return false;
-  const auto* array = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
+  const auto* array =
+      static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (array->two != 2) return false;
   int code = dlpack_code(array->kind);
   if (array->kind == 'V' && array->itemsize == 2 &&  // ml_dtypes
@@ -126,8 +130,9 @@ bool TensorArg::from_array_struct(nb::handle object, const char* name, bool writ
   check(!writable || (array->flags & kWriteable), name, " is read-only and would be written");
   for (int i = 0; i < array->ndim; ++i) {
     const bool whole = array->strides[i] % array->itemsize == 0;
-    check(whole || array->shape[i] <= 1, name, " has a stride of ", array->strides[i], " bytes in dimension ",
-          i, ", which is no multiple of its ", array->itemsize, "-byte element");
+    check(whole || array->shape[i] <= 1, name, " has a stride of ", array->strides[i],
+          " bytes in dimension ", i, ", which is no multiple of its ", array->itemsize,
+          "-byte element");
     strides_[i] = array->strides[i] / array->itemsize;
   }
   static_assert(sizeof(intptr_t) == sizeof(int64_t));

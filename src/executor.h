@@ -24,8 +24,8 @@ class Executor {
   virtual void upload(const Plan& plan, const FormatView& view, Workspace& workspace,
                       Stream stream) = 0;
   // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
-  // arrived, which the executor fills in. `variant_slots`: the variant's parameters, 8 bytes each, in
-  // the order of Variant::parts and their params.
+  // arrived, which the executor fills in. `variant_slots`: the variant's parameters, 8 bytes each,
+  // in the order of Variant::parts and their params.
   virtual void run(const Params& params, std::span<const unsigned long long> variant_slots,
                    Workspace& workspace, Stream stream) = 0;
 };
@@ -65,8 +65,8 @@ struct AppendParams {
   Dtype dtype;
   bool affine;
   const void* slots;                    // null: by batch index and position. -1: token is skipped
-  bool slots_on_host;                   // else everything is on the tensors' device. Host index arrays
-                                        //   always come as int64 slots, checked against the cache
+  bool slots_on_host;  // else everything is on the tensors' device. Host index arrays
+                       //   always come as int64 slots, checked against the cache
   int slots_bytes;
   long long slots_stride;
   const void *batch_indices, *positions;

@@ -43,8 +43,8 @@ struct AttentionConfig {
 class Workspace {
  public:
   Workspace(const Device& device, long long bytes);       // allocates
-  explicit Workspace(const TensorView& buffer);           // borrows: contiguous, any dtype, 256-byte
-                                                          // aligned; throws ArgumentError
+  explicit Workspace(const TensorView& buffer);  // borrows: contiguous, any dtype, 256-byte
+                                                 // aligned; throws ArgumentError
   ~Workspace();
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
@@ -102,8 +102,8 @@ long long workspace_bytes(const AttentionConfig& config);
 // lse -inf is the identity: its v is never read into the result.
 void merge_states(const TensorView& v, const TensorView& lse, const TensorView& out,
                   const TensorView& out_lse, Stream stream = nullptr);
-// The same of two states, [rows, num_heads, dim] each, v_a and v_b with equal strides, and lse_a and
-// lse_b; `out` may be either v, and out_lse its lse (in place).
+// The same of two states, [rows, num_heads, dim] each, v_a and v_b with equal strides, and lse_a
+// and lse_b; `out` may be either v, and out_lse its lse (in place).
 void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorView& v_b,
                  const TensorView& lse_b, const TensorView& out, const TensorView& out_lse,
                  Stream stream = nullptr);

@@ -10,8 +10,8 @@
  *   plait_attention_destroy(attention);
  *
  * Every struct is first given to its plait_..._init, which sets struct_size and the defaults; the
- * fields that follow may stay as they are where their comment says so. Pointers are borrowed for the
- * call alone, but tables on a device, which must live as long as the plan is run.
+ * fields that follow may stay as they are where their comment says so. Pointers are borrowed for
+ * the call alone, but tables on a device, which must live as long as the plan is run.
  * Strides are in elements. Where all strides of a tensor are 0, it is dense. The elements of a head
  * are always dense. Index arrays are dense int32 but slot_mapping (int64); they lie on the host
  * unless `on_device` says otherwise.
@@ -44,7 +44,7 @@ const char* plait_last_error(void);
 /* "0.1.0" */
 const char* plait_version(void);
 
-/* A variant's parameter. In a config: what the variant's struct is compiled with; in run: its value. */
+/* A variant's parameter. In a config: what its struct is compiled with; in run: its value. */
 enum { PLAIT_PARAM_FLOAT = 0, PLAIT_PARAM_INT = 1, PLAIT_PARAM_TENSOR = 2 };
 typedef struct plait_param {
   const char* name;
@@ -151,7 +151,7 @@ plait_status plait_plan(plait_attention* attention, const plait_batch* batch, vo
 
 typedef struct plait_run_args {
   size_t struct_size;
-  int64_t num_rows;                 /* of q, out, lse; >= planned tokens, the rest comes out 0, -inf */
+  int64_t num_rows;              /* of q, out, lse; >= planned tokens, the rest comes out 0, -inf */
   const void* q;                    /* [num_rows, num_qo_heads, head_dim_qk] */
   int64_t q_stride_token, q_stride_head;
   int64_t num_kv_blocks;            /* pages of the cache; ragged: rows of K and V */

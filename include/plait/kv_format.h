@@ -15,7 +15,7 @@ struct KvFormat {
   };
   Kind kind = kRagged;
   int page_size = 1;     // kPaged: tokens a page, >= 1
-  bool hnd = false;      // kPaged: pages are [head, page_size, dim] rather than [page_size, head, dim]
+  bool hnd = false;  // kPaged: pages are [head, page_size, dim] rather than [page_size, head, dim]
   int num_levels = 1;    // > 1: composed, Batch::levels has as many entries; all share one K and V
   bool operator==(const KvFormat&) const = default;
 };

@@ -14,7 +14,7 @@ inline constexpr int kMaxLevels = 8;
 
 // Query tokens that share one list of keys. A level's row blocks cover each token at most once.
 struct RowBlock {
-  i64 first_block;   // where the block list starts in the level's BlockTable; affine: row of K and V
+  i64 first_block;  // where the block list starts in the level's BlockTable; affine: row of K and V
   int first_token;   // tokens first_token ... + num_tokens - 1: entries of Plan::row_map where the
   int num_tokens;    //   plan has one, else rows of q
   int kv_len;        // keys in the list

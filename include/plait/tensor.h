@@ -39,7 +39,9 @@ struct TensorView {
     return stride;
   }
   bool on_cpu() const { return device_type == kCpu || device_type == kCudaHost; }
-  Device device() const { return {on_cpu() ? int32_t{kCpu} : device_type, on_cpu() ? 0 : device_id}; }
+  Device device() const {
+    return {on_cpu() ? int32_t{kCpu} : device_type, on_cpu() ? 0 : device_id};
+  }
 };
 
 std::string to_string(Dtype dtype);              // "bfloat16"

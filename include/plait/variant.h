@@ -51,9 +51,9 @@ Variant soft_cap(float cap);  // cap * tanh(sm_scale * q.k / cap); throws unless
 // identifier or stands twice.
 Variant custom(const std::string& name, const std::string& struct_name, const std::string& source,
                std::vector<VariantParam> params, bool use_softmax = true);
-// Both at once: keys visible to both; the functors of both, a's first. Throws if two parts define the
-// same functor (but logits_mask: a key must pass both) or a parameter of the same name, if softmax
-// and no softmax meet, or if no single window with sink tokens describes both windows.
+// Both at once: keys visible to both; the functors of both, a's first. Throws if two parts define
+// the same functor (but logits_mask: a key must pass both) or a parameter of the same name, if
+// softmax and no softmax meet, or if no single window with sink tokens describes both windows.
 Variant operator|(const Variant& a, const Variant& b);
 
 // Value of a parameter for one run.

@@ -79,7 +79,12 @@ enum TensorMapDataType {
 };
 enum TensorMapInterleave { kInterleaveNone = 0 };
 enum TensorMapSwizzle { kSwizzleNone = 0, kSwizzle32B = 1, kSwizzle64B = 2, kSwizzle128B = 3 };
-enum TensorMapL2Promotion { kL2None = 0, kL2Promote64B = 1, kL2Promote128B = 2, kL2Promote256B = 3 };
+enum TensorMapL2Promotion {
+  kL2None = 0,
+  kL2Promote64B = 1,
+  kL2Promote128B = 2,
+  kL2Promote256B = 3
+};
 enum TensorMapOobFill { kOobZero = 0 };
 enum Result { kSuccess = 0, kErrorOutOfMemory = 2, kErrorNotReady = 600 };
 

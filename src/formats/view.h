@@ -11,8 +11,9 @@ namespace plait {
 struct LevelTable {
   bool affine = false;
   bool on_device = false;
-  std::vector<int> indices;      // !on_device: block lists one after the other, by RowBlock::first_block
-  BlockTable device_table;       // on_device: the caller's arrays (list_begin may be host-known: null)
+  std::vector<int>
+      indices;              // !on_device: block lists one after the other, by RowBlock::first_block
+  BlockTable device_table;  // on_device: the caller's arrays (list_begin may be host-known: null)
 };
 
 struct FormatView {
