@@ -21,9 +21,9 @@ constexpr float kSentinel = 7.0f;
 struct Case {
   std::vector<int> q_len, kv_len;  // by request
   int group_size = 4, num_kv_heads = 2, dim_qk = 64, dim_vo = 64;
-  int page_size = 16;       // 0: ragged, with gaps
+  int page_size = 16;  // 0: ragged, with gaps
   bool hnd = false;
-  int shared_keys = 0;      // keys of a prefix that all requests share, before their own: a level
+  int shared_keys = 0;  // keys of a prefix that all requests share, before their own: a level
   Variant variant = {};
   int num_ctas = 0, min_split_keys = 0;  // 0: as the executor wants
   int padding_rows = 3;
@@ -45,8 +45,8 @@ struct Problem {
   const Case& c;
   std::mt19937 random{1};
   int num_tokens = 0, num_rows, num_qo_heads, slots = 0;
-  std::vector<T> q, k, v, out;
-  std::vector<float> lse;
+  std::vector<T> q, k, v, blank_out;
+  std::vector<float> blank_lse;
   FormatView view;
   std::vector<std::vector<i64>> slot_of_key;  // by request: shared keys, then its own
   KvStrides k_stride, v_stride;
@@ -61,16 +61,14 @@ struct Problem {
     out_stride = {num_qo_heads * c.dim_vo + pad, c.dim_vo};
     lse_stride = {num_qo_heads + 1, 1};
     q.assign(num_rows * q_stride.token, from_float<T>(kNan));
-    out.assign(num_rows * out_stride.token, from_float<T>(kSentinel));
-    lse.assign(num_rows * lse_stride.token, kSentinel);
+    blank_out.assign(num_rows * out_stride.token, from_float<T>(kSentinel));
+    blank_lse.assign(num_rows * lse_stride.token, kSentinel);
     for (int t = 0; t < num_tokens; ++t) {
       for (int i = 0; i < num_qo_heads * c.dim_qk; ++i) q[t * q_stride.token + i] = value();
     }
   }
 
-  T value() {
-    return from_float<T>(std::normal_distribution<float>()(random));
-  }
+  T value() { return from_float<T>(std::normal_distribution<float>()(random)); }
 
   void lay_out_keys() {
     const int page = std::max(c.page_size, 1);
@@ -150,19 +148,25 @@ struct Problem {
 
   i64 offset(const KvStrides& stride, i64 slot, int head) const {
     const int page = std::max(c.page_size, 1);
-    return c.page_size == 0 ? slot * stride.token + head * stride.head
-                            : slot / page * stride.block + slot % page * stride.token +
-                                  head * stride.head;
+    return c.page_size == 0
+               ? slot * stride.token + head * stride.head
+               : slot / page * stride.block + slot % page * stride.token + head * stride.head;
   }
-
 };
 
 using test::ReferenceRow;
 using test::ReferenceState;
 
+// What a variant does, in float64; empty: nothing.
+struct Functors {
+  std::function<double(double logit, int k_pos)> logits_transform;
+  std::function<bool(int q_pos, int k_pos, int qo_head)> logits_mask;
+  std::function<void(std::vector<double>&row, int position)> qk_transform, value_transform;
+  std::function<double(double)> output_transform;
+};
+
 template <class T>
-ReferenceRow reference_row(const Problem<T>& p, int token, int qo_head,
-                           const std::function<double(double, int)>& transform) {
+ReferenceRow reference_row(const Problem<T>& p, int token, int qo_head, const Functors& functors) {
   const Case& c = p.c;
   ReferenceRow row;
   const int request = p.view.view.token_request[token];
@@ -178,6 +182,7 @@ ReferenceRow reference_row(const Problem<T>& p, int token, int qo_head,
     if (see.window_left >= 0 && k_pos < q_pos - see.window_left && k_pos >= see.sink_tokens) {
       continue;
     }
+    if (functors.logits_mask && !functors.logits_mask(q_pos, k_pos, qo_head)) continue;
     const i64 slot = p.slot_of_key[request][i];
     row.k_pos.push_back(k_pos);
     row.k.emplace_back();
@@ -188,9 +193,12 @@ ReferenceRow reference_row(const Problem<T>& p, int token, int qo_head,
     for (int d = 0; d < c.dim_vo; ++d) {
       row.v.back().push_back(to_float(p.v[p.offset(p.v_stride, slot, kv_head) + d]));
     }
+    if (functors.qk_transform) functors.qk_transform(row.k.back(), k_pos);
+    if (functors.value_transform) functors.value_transform(row.v.back(), k_pos);
   }
+  if (functors.qk_transform) functors.qk_transform(row.q, q_pos);
   row.sm_scale = 1 / std::sqrt(static_cast<double>(c.dim_qk));
-  row.logits_transform = transform;
+  row.logits_transform = functors.logits_transform;
   row.use_softmax = c.variant.use_softmax();
   row.dim_vo = c.dim_vo;
   return row;
@@ -220,14 +228,20 @@ AttentionConfig config_of(const Case& c, Dtype dtype, const std::string& kernel)
   return config;
 }
 
-// Runs the case and compares; returns the number of partial rows its plan had.
+// What a run left, and how many partial rows its plan had.
 template <class T>
-int check_case(const Case& c, const std::string& kernel,
-               const std::function<double(double, int)>& transform = nullptr,
-               const std::vector<unsigned long long>& variant_slots = {0}) {
-  SCOPED_TRACE(describe(c) + " " + to_string(kDtypeOf<T>) + " " + kernel);
-  Problem<T> p(c);
-  const AttentionConfig config = config_of(c, kDtypeOf<T>, kernel);
+struct Output {
+  std::vector<T> out;
+  std::vector<float> lse;
+  int num_partial_rows;
+};
+
+template <class T>
+Output<T> run(Problem<T>& p, const std::string& kernel,
+              const std::vector<unsigned long long>& variant_slots = {0}, int max_ctas = 0) {
+  const Case& c = p.c;
+  AttentionConfig config = config_of(c, kDtypeOf<T>, kernel);
+  config.max_ctas = max_ctas;
   const auto executor = make_cpu_executor(config);
   PlanTarget target = executor->target();
   if (c.num_ctas > 0) target.num_ctas = std::min(c.num_ctas, target.num_ctas);
@@ -240,12 +254,13 @@ int check_case(const Case& c, const std::string& kernel,
   std::fill_n(static_cast<float*>(workspace.data()), workspace.bytes() / 4, kNan);
   executor->upload(plan, p.view, workspace, nullptr);
 
+  Output<T> result{p.blank_out, p.blank_lse, plan.num_partial_rows};
   Params params{};
   params.q = p.q.data();
   params.k = p.k.data();
   params.v = p.v.data();
-  params.out = p.out.data();
-  params.lse = p.lse.data();
+  params.out = result.out.data();
+  params.lse = result.lse.data();
   params.q_stride = p.q_stride;
   params.out_stride = p.out_stride;
   params.lse_stride = p.lse_stride;
@@ -259,28 +274,46 @@ int check_case(const Case& c, const std::string& kernel,
   params.sm_scale = 1 / std::sqrt(static_cast<float>(c.dim_qk));
   params.visible = c.variant.visible;
   executor->run(params, variant_slots, workspace, nullptr);
+  return result;
+}
 
-  // References, and the error of the plain computation.
-  double plain_error = 0, plain_lse_error = 0, largest = 0;
-  std::vector<ReferenceState> expected;
+// References by (token, query head), and what the plain computation's errors allow.
+struct Expected {
+  std::vector<ReferenceState> rows;
+  double tolerance = 0, lse_tolerance = 0;
+};
+
+template <class T>
+Expected expected_of(const Problem<T>& p, const Functors& functors) {
+  Expected e;
+  double error = 0, lse_error = 0, largest = 0;
   for (int t = 0; t < p.num_tokens; ++t) {
     for (int h = 0; h < p.num_qo_heads; ++h) {
-      const ReferenceRow row = reference_row(p, t, h, transform);
-      expected.push_back(test::reference(row));
-      const ReferenceState plain = test::plain<T>(row);
-      for (int d = 0; d < c.dim_vo; ++d) {
-        plain_error = std::max(plain_error, std::abs(plain.out[d] - expected.back().out[d]));
-        largest = std::max(largest, std::abs(expected.back().out[d]));
+      const ReferenceRow row = reference_row(p, t, h, functors);
+      ReferenceState exact = test::reference(row), plain = test::plain<T>(row);
+      if (functors.output_transform && !row.k.empty()) {
+        for (double& x : exact.out) x = functors.output_transform(x);
+        for (double& x : plain.out) x = functors.output_transform(x);
+      }
+      for (int d = 0; d < p.c.dim_vo; ++d) {
+        error = std::max(error, std::abs(plain.out[d] - exact.out[d]));
+        largest = std::max(largest, std::abs(exact.out[d]));
       }
       if (!std::isinf(plain.lse)) {
-        plain_lse_error = std::max(plain_lse_error, std::abs(plain.lse - expected.back().lse));
+        lse_error = std::max(lse_error, std::abs(plain.lse - exact.lse));
       }
+      e.rows.push_back(std::move(exact));
     }
   }
-  const double tolerance = 2 * plain_error + test::epsilon<T>() * largest;
+  e.tolerance = 2 * error + test::epsilon<T>() * largest;
+  e.lse_tolerance = 2 * lse_error;
+  return e;
+}
 
+template <class T>
+void compare(const Problem<T>& p, const Output<T>& got, const Expected& expected) {
   int wrong = 0;
-  const auto compare = [&](const char* what, int row, int head, int d, double got, double want,
+  const auto compare = [&](const char* what, int row, int head, i64 d, double got, double want,
                            double allowed) {
     const bool same = std::isinf(want) ? got == want : std::abs(got - want) <= allowed;
     if (!same && ++wrong <= 5) {
@@ -288,37 +321,50 @@ int check_case(const Case& c, const std::string& kernel,
                     << got << ", expected " << want << " +- " << allowed;
     }
   };
+  const ReferenceState padding{std::vector<double>(p.c.dim_vo, 0.0)};
   for (int t = 0; t < p.num_rows; ++t) {
+    const T* out = got.out.data() + t * p.out_stride.token;
+    const float* lse = got.lse.data() + t * p.lse_stride.token;
     for (int h = 0; h < p.num_qo_heads; ++h) {
-      const bool padding = t >= p.num_tokens;
-      const ReferenceState none{std::vector<double>(c.dim_vo, 0.0)};
-      const ReferenceState& want = padding ? none : expected[t * p.num_qo_heads + h];
-      for (int d = 0; d < c.dim_vo; ++d) {
-        compare("out", t, h, d, to_float(p.out[t * p.out_stride.token + h * c.dim_vo + d]),
-                want.out[d], padding ? 0 : tolerance);
+      const bool is_padding = t >= p.num_tokens;
+      const ReferenceState& want = is_padding ? padding : expected.rows[t * p.num_qo_heads + h];
+      for (int d = 0; d < p.c.dim_vo; ++d) {
+        compare("out", t, h, d, to_float(out[h * p.c.dim_vo + d]), want.out[d],
+                is_padding ? 0 : expected.tolerance);
       }
-      if (c.variant.use_softmax()) {
-        compare("lse", t, h, 0, p.lse[t * p.lse_stride.token + h], want.lse,
-                2 * plain_lse_error + 0x1p-23 * (1 + std::abs(want.lse)));
+      if (p.c.variant.use_softmax()) {
+        compare("lse", t, h, 0, lse[h], want.lse,
+                expected.lse_tolerance + 0x1p-23 * (1 + std::abs(want.lse)));
       }
     }
-    for (i64 i = static_cast<i64>(p.num_qo_heads) * c.dim_vo; i < p.out_stride.token; ++i) {
-      compare("sentinel", t, -1, static_cast<int>(i), to_float(p.out[t * p.out_stride.token + i]),
-              kSentinel, 0);
+    for (i64 i = static_cast<i64>(p.num_qo_heads) * p.c.dim_vo; i < p.out_stride.token; ++i) {
+      compare("sentinel", t, -1, i, to_float(out[i]), kSentinel, 0);
     }
-    compare("lse sentinel", t, -1, 0, p.lse[t * p.lse_stride.token + p.num_qo_heads], kSentinel, 0);
+    compare("lse sentinel", t, -1, 0, lse[p.num_qo_heads], kSentinel, 0);
   }
   EXPECT_EQ(wrong, 0);
-  return plan.num_partial_rows;
 }
 
+std::vector<std::string> all_kernels() {
+  std::vector<std::string> kernels;
+  for (const std::string& set : cpu::instruction_sets()) kernels.push_back("cpu " + set);
+  return kernels;
+}
+
+// Runs the case on every kernel and compares; returns the number of partial rows of the last plan.
 template <class T>
-int check_on_all_sets(const Case& c) {
-  int partial_rows = 0;
-  for (const std::string& set : cpu::instruction_sets()) {
-    partial_rows = check_case<T>(c, "cpu " + set);
+int check_case(const Case& c, const Functors& functors = {},
+               const std::vector<unsigned long long>& variant_slots = {0},
+               const std::vector<std::string>& kernels = all_kernels()) {
+  Problem<T> p(c);
+  std::vector<Output<T>> outputs;  // all before the reference
+  for (const std::string& kernel : kernels) outputs.push_back(run(p, kernel, variant_slots));
+  const Expected expected = expected_of(p, functors);
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    SCOPED_TRACE(describe(c) + " " + to_string(kDtypeOf<T>) + " " + kernels[i]);
+    compare(p, outputs[i], expected);
   }
-  return partial_rows;
+  return outputs.back().num_partial_rows;
 }
 
 template <class T>
@@ -330,10 +376,10 @@ TYPED_TEST(CpuAttention, OddSizes) {
   for (const int page : {0, 1, 16}) {
     Case c{.q_len = {1, 0, 7, 33, 1, 5}, .kv_len = {1, 9, 63, 64, 129, 0}, .page_size = page};
     c.variant = causal();
-    check_on_all_sets<TypeParam>(c);
+    check_case<TypeParam>(c);
     c.variant = full();
     c.hnd = page == 16;
-    check_on_all_sets<TypeParam>(c);
+    check_case<TypeParam>(c);
   }
 }
 
@@ -341,7 +387,7 @@ TYPED_TEST(CpuAttention, GroupSizes) {
   for (const int group : {1, 3, 8, 17, 101}) {  // 101: a token is split over tiles
     Case c{.q_len = {2, 31}, .kv_len = {131, 65}, .group_size = group, .num_kv_heads = 1};
     c.variant = causal();
-    check_on_all_sets<TypeParam>(c);
+    check_case<TypeParam>(c);
   }
 }
 
@@ -350,14 +396,14 @@ TYPED_TEST(CpuAttention, HeadDims) {
   for (const auto& [dim_qk, dim_vo] : dims) {
     for (const int q : {1, 29}) {
       Case c{.q_len = {q}, .kv_len = {67}, .dim_qk = dim_qk, .dim_vo = dim_vo};
-      check_on_all_sets<TypeParam>(c);
+      check_case<TypeParam>(c);
     }
   }
 }
 
 TYPED_TEST(CpuAttention, ManyHeadsSideBySide) {  // more than one pass of few rows
   Case c{.q_len = {1, 1}, .kv_len = {100, 3}, .group_size = 2, .num_kv_heads = 19};
-  check_on_all_sets<TypeParam>(c);
+  check_case<TypeParam>(c);
 }
 
 TYPED_TEST(CpuAttention, WindowAndSinks) {
@@ -365,7 +411,7 @@ TYPED_TEST(CpuAttention, WindowAndSinks) {
     for (const int sinks : {0, 4, 70}) {
       Case c{.q_len = {1, 40}, .kv_len = {300, 211}, .page_size = 1};
       c.variant = causal() | sliding_window(window, sinks);
-      check_on_all_sets<TypeParam>(c);
+      check_case<TypeParam>(c);
     }
   }
 }
@@ -373,92 +419,125 @@ TYPED_TEST(CpuAttention, WindowAndSinks) {
 TYPED_TEST(CpuAttention, SplitKeysAreMerged) {
   Case c{.q_len = {1, 3, 40}, .kv_len = {1500, 700, 900}, .num_ctas = 8, .min_split_keys = 64};
   c.variant = causal();
-  EXPECT_GT(check_on_all_sets<TypeParam>(c), 0);
+  EXPECT_GT(check_case<TypeParam>(c), 0);
 }
 
 TYPED_TEST(CpuAttention, SharedPrefix) {
   Case c{.q_len = {1, 1, 6, 1}, .kv_len = {0, 17, 20, 80}, .page_size = 16, .shared_keys = 150};
   c.variant = causal();
-  EXPECT_GT(check_on_all_sets<TypeParam>(c), 0);
+  EXPECT_GT(check_case<TypeParam>(c), 0);
   c.page_size = 0;
-  EXPECT_GT(check_on_all_sets<TypeParam>(c), 0);
+  EXPECT_GT(check_case<TypeParam>(c), 0);
 }
 
 TYPED_TEST(CpuAttention, NothingAtAll) {
-  check_on_all_sets<TypeParam>({.q_len = {}, .kv_len = {}});
-  check_on_all_sets<TypeParam>({.q_len = {0}, .kv_len = {5}, .padding_rows = 0});
+  check_case<TypeParam>({.q_len = {}, .kv_len = {}});
+  check_case<TypeParam>({.q_len = {0}, .kv_len = {5}, .padding_rows = 0});
 }
 
 TYPED_TEST(CpuAttention, SoftCap) {
   Case c{.q_len = {1, 30}, .kv_len = {100, 77}};
   const float cap = 2.0f;
   c.variant = causal() | soft_cap(cap);
-  const auto transform = [=](double x, int) { return cap * std::tanh(x / cap); };
-  for (const std::string& set : cpu::instruction_sets()) {
-    check_case<TypeParam>(c, "cpu " + set, transform, {__builtin_bit_cast(unsigned, cap)});
-  }
+  Functors functors;
+  functors.logits_transform = [=](double x, int) { return cap * std::tanh(x / cap); };
+  check_case<TypeParam>(c, functors, {__builtin_bit_cast(unsigned, cap)});
 }
 
-// An Inf in the cache that a row sees must show; a NaN that it sees too, split or not.
+// Text compiled by the host compiler: FlashSigmoid, whose weights add up without softmax.
+TYPED_TEST(CpuAttention, SigmoidFromText) {
+  const float bias = -1.5f;
+  Case c{.q_len = {1, 30, 2}, .kv_len = {600, 77, 0}, .num_ctas = 8, .min_split_keys = 64};
+  c.variant = causal() | custom("sigmoid", "Sigmoid", R"(struct Sigmoid {
+      PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float logit) {
+        return 1.0f / (1.0f + exp(-(logit + p.bias)));
+      }
+    };)",
+                                {{"bias", VariantParam::kFloat, bias}}, /*use_softmax=*/false);
+  Functors functors;
+  functors.logits_transform = [=](double x, int) { return 1 / (1 + std::exp(-(x + bias))); };
+  EXPECT_GT(check_case<TypeParam>(c, functors, {__builtin_bit_cast(unsigned, bias)}, {"auto"}), 0);
+}
+
+// All the other functors at once: rotary positions on q and k, scaled values, a mask by head and
+// position, halved outputs.
+TYPED_TEST(CpuAttention, EveryFunctorFromText) {
+  Case c{.q_len = {1, 25}, .kv_len = {90, 70}, .dim_qk = 32, .dim_vo = 24};
+  c.variant = causal() | custom("all", "All", R"(struct All {
+      template <class Row>
+      PLAIT_HD static void rotate(const RowContext& c, Row& row) {
+        row.map_half_pairs([&](int i, float& a, float& b) {
+          const float angle = 0.01f * (i + 1) * c.position;
+          const float x = a, y = b, cosine = __builtin_cosf(angle), sine = __builtin_sinf(angle);
+          a = x * cosine - y * sine;
+          b = x * sine + y * cosine;
+        });
+      }
+      template <class Row>
+      PLAIT_HD static void query_transform(const Params&, const RowContext& c, Row& row) {
+        rotate(c, row);
+      }
+      template <class Row>
+      PLAIT_HD static void key_transform(const Params&, const RowContext& c, Row& row) {
+        rotate(c, row);
+      }
+      template <class Row>
+      PLAIT_HD static void value_transform(const Params& p, const RowContext& c, Row& row) {
+        row.map([&](int, float x) { return c.position % 2 == 0 ? x : x * p.scale; });
+      }
+      PLAIT_HD static bool logits_mask(const Params&, const LogitContext& c) {
+        return (c.q_pos - c.k_pos) % 3 != c.qo_head % 3;
+      }
+      PLAIT_HD static float output_transform(const Params&, const OutputContext&, float x) {
+        return 0.5f * x;
+      }
+    };)",
+                                {{"scale", VariantParam::kFloat, 0.25}});
+  Functors functors;
+  functors.qk_transform = [](std::vector<double>& row, int position) {
+    const size_t half = row.size() / 2;
+    for (size_t i = 0; i < half; ++i) {
+      const double angle = 0.01 * (i + 1) * position, x = row[i], y = row[i + half];
+      row[i] = x * std::cos(angle) - y * std::sin(angle);
+      row[i + half] = x * std::sin(angle) + y * std::cos(angle);
+    }
+  };
+  functors.value_transform = [](std::vector<double>& row, int position) {
+    for (double& x : row) x *= position % 2 == 0 ? 1 : 0.25;
+  };
+  functors.logits_mask = [](int q_pos, int k_pos, int qo_head) {
+    return (q_pos - k_pos) % 3 != qo_head % 3;
+  };
+  functors.output_transform = [](double x) { return 0.5 * x; };
+  check_case<TypeParam>(c, functors, {__builtin_bit_cast(unsigned, 0.25f)}, {"auto"});
+}
+
+// A NaN in the cache that a row sees must show, split or not.
 TEST(CpuAttention, SeenNanShows) {
-  for (const int min_split_keys : {0, 64}) {
-    Case c{.q_len = {1}, .kv_len = {600}, .min_split_keys = min_split_keys};
+  for (const bool split : {false, true}) {
+    Case c{.q_len = {1}, .kv_len = {600}, .num_ctas = split ? 8 : 1, .min_split_keys = 64};
     Problem<float> p(c);
     p.v[p.offset(p.v_stride, p.slot_of_key[0][300], 1) + 5] = kNan;
     p.k[p.offset(p.k_stride, p.slot_of_key[0][70], 0) + 2] = kNan;
-    const auto executor = make_cpu_executor(config_of(c, Dtype::kFloat32, "auto"));
-    PlanTarget target = executor->target();
-    if (min_split_keys > 0) target.min_split_keys = min_split_keys, target.merge_us = 0;
-    const Plan plan = make_plan(p.view.view, c.variant.visible, target);
-    Workspace workspace(Device{}, executor->workspace_bytes());
-    executor->upload(plan, p.view, workspace, nullptr);
-    Params params{};
-    params.q = p.q.data(), params.k = p.k.data(), params.v = p.v.data();
-    params.out = p.out.data(), params.lse = p.lse.data();
-    params.q_stride = p.q_stride, params.out_stride = p.out_stride;
-    params.lse_stride = p.lse_stride;
-    params.k_stride = p.k_stride, params.v_stride = p.v_stride;
-    params.num_rows = p.num_rows, params.block_size = c.page_size;
-    params.num_qo_heads = 8, params.num_kv_heads = 2, params.group_size = 4;
-    params.sm_scale = 0.125f;
-    executor->run(params, std::vector<unsigned long long>{0}, workspace, nullptr);
-    EXPECT_TRUE(std::isnan(p.out[0]));          // head 0 saw the NaN key
-    EXPECT_TRUE(std::isnan(p.lse[0]));
-    EXPECT_TRUE(std::isnan(p.out[4 * 64 + 5]));  // kv head 1: element 5 of the value
-    EXPECT_FALSE(std::isnan(p.out[4 * 64 + 4]));
-    EXPECT_FALSE(std::isnan(p.lse[4]));
+    const Output<float> got = run(p, "auto");
+    EXPECT_EQ(got.num_partial_rows > 0, split);
+    EXPECT_TRUE(std::isnan(got.out[0]));  // kv head 0: a key
+    EXPECT_TRUE(std::isnan(got.lse[0]));
+    EXPECT_TRUE(std::isnan(got.out[4 * 64 + 5]));  // kv head 1: element 5 of a value
+    EXPECT_FALSE(std::isnan(got.out[4 * 64 + 4]));
+    EXPECT_FALSE(std::isnan(got.lse[4]));
   }
 }
 
-TEST(CpuAttention, EqualBitsWithAnyNumberOfThreads) {
-  // max_ctas 1 runs on the caller alone with the same plan.
-  Case c{.q_len = {1, 40}, .kv_len = {2000, 333}};
-  std::vector<float> outs[2];
-  for (const int max_ctas : {0, 1}) {
-    Problem<float> p(c);
-    AttentionConfig config = config_of(c, Dtype::kFloat32, "auto");
-    PlanTarget target = make_cpu_executor(config)->target();
-    config.max_ctas = max_ctas;
-    const auto executor = make_cpu_executor(config);
-    target.max_partial_rows = executor->target().max_partial_rows;
-    target.num_ctas = 1;
-    const Plan plan = make_plan(p.view.view, c.variant.visible, target);
-    Workspace workspace(Device{}, executor->workspace_bytes());
-    executor->upload(plan, p.view, workspace, nullptr);
-    Params params{};
-    params.q = p.q.data(), params.k = p.k.data(), params.v = p.v.data();
-    params.out = p.out.data();
-    params.q_stride = p.q_stride, params.out_stride = p.out_stride;
-    params.k_stride = p.k_stride, params.v_stride = p.v_stride;
-    params.num_rows = p.num_rows, params.block_size = c.page_size;
-    params.num_qo_heads = 8, params.num_kv_heads = 2, params.group_size = 4;
-    params.sm_scale = 0.125f;
-    for (int run = 0; run < 3; ++run) {
-      executor->run(params, std::vector<unsigned long long>{0}, workspace, nullptr);
-    }
-    outs[max_ctas] = p.out;
+TEST(CpuAttention, EqualBitsOnOneThreadAndOnAll) {
+  Case c{.q_len = {1, 40}, .kv_len = {2000, 333}, .num_ctas = 1};
+  Problem<float> p(c);
+  const Output<float> one = run(p, "auto", {0}, /*max_ctas=*/1);
+  for (int i = 0; i < 3; ++i) {
+    const Output<float> all = run(p, "auto");
+    EXPECT_EQ(one.out, all.out);
+    EXPECT_EQ(one.lse, all.lse);
   }
-  EXPECT_EQ(outs[0], outs[1]);
 }
 
 TEST(CpuAttention, UnknownKernelIsRefusedByName) {

@@ -1,3 +1,4 @@
+// Built-in variants for the default instruction set: runs on every machine of the architecture.
 #define PLAIT_CPU_ISA baseline
 #include "cpu/simd/builtin.inc"
 

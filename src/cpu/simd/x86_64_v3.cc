@@ -1,3 +1,4 @@
+// Built-in variants for AVX2, FMA and F16C.
 #if defined(__x86_64__)
 #define PLAIT_CPU_ISA x86_64_v3
 #include "cpu/simd/builtin.inc"

@@ -1,3 +1,4 @@
+// Built-in variants for AVX-512 (F, BW, DQ, VL).
 #if defined(__x86_64__)
 #define PLAIT_CPU_ISA x86_64_v4
 #include "cpu/simd/builtin.inc"
