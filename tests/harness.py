@@ -461,8 +461,10 @@ def execute(built):
 
 
 def expected(built):
-    """(out, lse, out of the plain computation, its lse), float64, one a request."""
-    case, results, begin = built.case, [], 0
+    """(out, lse, out of the plain computation, its lse) of each request; computed once."""
+    if built.results:
+        return built.results
+    case, results, begin = built.case, built.results, 0
     q_host = reference.from_storage(built.q.host, case.dtype)
     for i, (q_len, _) in enumerate(case.requests):
         q = q_host[begin:begin + q_len]

@@ -123,10 +123,14 @@ Variant alibi(bool use_softmax = true) {
                 use_softmax);
 }
 const char* kEven = R"(struct Even {
-  PLAIT_HD static bool logits_mask(const Params&, const LogitContext& c) { return c.k_pos % 2 == 0; }
+  PLAIT_HD static bool logits_mask(const Params&, const LogitContext& c) {
+    return c.k_pos % 2 == 0;
+  }
 };)";
 const char* kBelow = R"(struct Below {
-  PLAIT_HD static bool logits_mask(const Params& p, const LogitContext& c) { return c.k_pos < p.end; }
+  PLAIT_HD static bool logits_mask(const Params& p, const LogitContext& c) {
+    return c.k_pos < p.end;
+  }
 };)";
 
 TEST_F(Assemble, UserParametersArriveByName) {
