@@ -52,14 +52,14 @@ struct Scratch {
   float *k, *v;            // [kTileKv, padded_dim], float32 copies
   float* k_transposed;     // [padded_dim, kTileKv]
 };
-PLAIT_HD float* take(float*& free, i64 count) {
+PLAIT_HD float* take(float*& free, int count) {
   float* taken = free;
   free += count;
   return taken;
 }
-// Divides `base`; returns the number of floats. (No lambda: it would be a function of its own,
-// shared by the instruction sets.)
-PLAIT_HD i64 divide_scratch(float* base, int head_dim_qk, int head_dim_vo, Scratch& s) {
+// Divides `base`; returns its end. (No lambda: it would be a function of its own, shared by the
+// instruction sets.)
+PLAIT_HD float* divide_scratch(float* base, int head_dim_qk, int head_dim_vo, Scratch& s) {
   const int dim_qk = padded_dim(head_dim_qk), dim_vo = padded_dim(head_dim_vo);
   float* free = base;
   s.q = take(free, kRowSlots * dim_qk);
@@ -71,7 +71,12 @@ PLAIT_HD i64 divide_scratch(float* base, int head_dim_qk, int head_dim_vo, Scrat
   s.k = take(free, kTileKv * dim_qk);
   s.v = take(free, kTileKv * dim_vo);
   s.k_transposed = take(free, dim_qk * kTileKv);
-  return free - base;
+  return free;
+}
+PLAIT_HD int scratch_floats(int head_dim_qk, int head_dim_vo) {
+  const int dim_qk = padded_dim(head_dim_qk), dim_vo = padded_dim(head_dim_vo);
+  return kRowSlots * (dim_qk + dim_vo + 2) + kManyRows * (kTileKv + 1) +
+         kTileKv * (2 * dim_qk + dim_vo);
 }
 
 }  // namespace plait::cpu

@@ -11,18 +11,18 @@ namespace plait::cpu {
 // and partials (two tiles a CTA) stay few.
 inline constexpr int kCtasPerThread = 4;
 
-// Measured at head_dim 128 on one core of a Xeon of 2023 (Sapphire Rapids, AVX-512):
-//   96 rows: 0.6 us a key in float32 and bfloat16, compute bound;
-//   up to 16 rows: 0.1 us a key, the time to read its 1 KiB (bfloat16: to convert it).
-inline constexpr float kManyRowsUsPerKey = 0.6f, kFewRowsUsPerKey = 0.1f;
+// Measured at head_dim 128 on a core of a Xeon of 2023 (Sapphire Rapids, AVX-512), a kv head:
+//   192 rows: 0.9 us a key, 110 GFLOP/s;
+//   4 rows: 0.04 us a key in bfloat16, 0.07 in float32, the time to read it; 16 rows: 0.1.
+inline constexpr float kManyRowsUsPerKey = 0.9f, kFewRowsUsPerKey = 0.06f;
 // Queries in, a row out. Finding keys is in the price of a key.
-inline constexpr float kManyRowsFixedUs = 10.0f, kFewRowsFixedUs = 1.0f;
+inline constexpr float kManyRowsFixedUs = 10.0f, kFewRowsFixedUs = 0.3f;
 // Writing and joining the partial states of a tile.
 inline constexpr float kMergeUs = 2.0f;
 // A piece of fewer keys costs more than it saves.
 inline constexpr int kMinSplitKeys = 256;
 // Less than this modelled work is done by the caller alone: waking threads takes 2 to 5 us.
-inline constexpr float kInlineUs = 10.0f;
+inline constexpr float kInlineUs = 15.0f;
 
 PlanTarget plan_target(const AttentionConfig& config, int num_threads);
 

@@ -37,11 +37,7 @@ class CpuExecutor : public Executor {
         target_(plan_target(config, pool_->num_threads())),
         layout_(workspace_layout(target_.max_partial_rows, config.head_dim_vo,
                                  config.bounds.query_tokens, config.num_kv_heads)),
-        kernel_(find_kernel(config, instruction_set)) {
-    Scratch unused;
-    scratch_floats_ = divide_scratch(nullptr, config.head_dim_qk, config.head_dim_vo, unused);
-    scratch_floats_ = (scratch_floats_ + 15) / 16 * 16;
-  }
+        kernel_(find_kernel(config, instruction_set)) {}
 
   const PlanTarget& target() const override { return target_; }
   std::string kernel_name() const override { return kernel_.name; }
@@ -127,7 +123,8 @@ class CpuExecutor : public Executor {
   float* scratch_of(int thread) {
     AlignedFloats& scratch = scratch_[thread];
     if (scratch == nullptr) {
-      scratch.reset(new (std::align_val_t{64}) float[static_cast<std::size_t>(scratch_floats_)]);
+      scratch.reset(new (
+          std::align_val_t{64}) float[scratch_floats(config_.head_dim_qk, config_.head_dim_vo)]);
     }
     return scratch.get();
   }
@@ -158,7 +155,6 @@ class CpuExecutor : public Executor {
   PlanTarget target_;
   WorkspaceLayout layout_;
   Kernel kernel_;
-  i64 scratch_floats_ = 0;
   std::vector<AlignedFloats> scratch_{static_cast<std::size_t>(pool_->num_threads())};
 
   Plan plan_;

@@ -540,6 +540,15 @@ TEST(CpuAttention, EqualBitsOnOneThreadAndOnAll) {
   }
 }
 
+TEST(CpuAttention, ScratchIsAsLargeAsItsParts) {
+  for (const auto& [dim_qk, dim_vo] : {std::pair{8, 256}, {128, 128}, {72, 40}}) {
+    std::vector<float> memory(cpu::scratch_floats(dim_qk, dim_vo));
+    cpu::Scratch parts;
+    EXPECT_EQ(cpu::divide_scratch(memory.data(), dim_qk, dim_vo, parts),
+              memory.data() + memory.size());
+  }
+}
+
 TEST(CpuAttention, UnknownKernelIsRefusedByName) {
   Case c{.q_len = {1}, .kv_len = {1}};
   try {
