@@ -11,16 +11,28 @@ import numpy as np
 import plait
 
 device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-sigmoid = plait.custom("sigmoid", "Sigmoid", """
+sigmoid = plait.custom(
+    "sigmoid",
+    "Sigmoid",
+    """
 struct Sigmoid {
   PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float logit) {
     return 1.0f / (1.0f + exp2(-1.44269504f * (logit + p.bias)));
   }
 };
-""", params={"bias": -3.0}, use_softmax=False)
-attn = plait.Attention(num_qo_heads=4, num_kv_heads=2, head_dim=64, dtype="float32", device=device,
-                       variant=plait.causal() | sigmoid,
-                       bounds=plait.Bounds(requests=4, query_tokens=64, keys=64))
+""",
+    params={"bias": -3.0},
+    use_softmax=False,
+)
+attn = plait.Attention(
+    num_qo_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    dtype="float32",
+    device=device,
+    variant=plait.causal() | sigmoid,
+    bounds=plait.Bounds(requests=4, query_tokens=64, keys=64),
+)
 rng = np.random.default_rng(0)
 q = rng.standard_normal((20, 4, 64), np.float32)
 k, v = rng.standard_normal((2, 30, 2, 64), np.float32)

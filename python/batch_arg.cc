@@ -1,3 +1,4 @@
+// Names the index arrays of a batch, so that errors can.
 #include "batch_arg.h"
 
 namespace plait::python {

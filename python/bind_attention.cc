@@ -46,16 +46,18 @@ void plan(Attention& attention, nb::handle qo_indptr, nb::dict tables, nb::list 
 
 void bind_attention(nb::module_& m) {
   nb::class_<Workspace>(m, "Workspace")
-      .def("__init__",
-           [](Workspace* self, std::pair<int, int> device, long long bytes) {
-             new (self) Workspace(Device{device.first, device.second}, bytes);
-           },
-           "device"_a, "bytes"_a)
-      .def("__init__",
-           [](Workspace* self, nb::handle buffer) {
-             new (self) Workspace(TensorArg(buffer, "buffer", true).view);
-           },
-           "buffer"_a)
+      .def(
+          "__init__",
+          [](Workspace* self, std::pair<int, int> device, long long bytes) {
+            new (self) Workspace(Device{device.first, device.second}, bytes);
+          },
+          "device"_a, "bytes"_a)
+      .def(
+          "__init__",
+          [](Workspace* self, nb::handle buffer) {
+            new (self) Workspace(TensorArg(buffer, "buffer", true).view);
+          },
+          "buffer"_a)
       .def_prop_ro("bytes", &Workspace::bytes)
       .def_prop_ro("device", [](const Workspace& w) { return to_string(w.device()); });
 

@@ -9,10 +9,10 @@ using namespace nb::literals;
 namespace {
 
 std::string repr(const KvFormat& kv) {
-  const std::string one = kv.kind == KvFormat::kRagged
-                              ? "RaggedKv()"
-                              : concat("PagedKv(page_size=", kv.page_size, ", layout='",
-                                       kv.hnd ? "HND" : "NHD", "')");
+  const std::string one =
+      kv.kind == KvFormat::kRagged
+          ? "RaggedKv()"
+          : concat("PagedKv(page_size=", kv.page_size, ", layout='", kv.hnd ? "HND" : "NHD", "')");
   return kv.num_levels == 1 ? one : concat("ComposedKv(", one, ", num_levels=", kv.num_levels, ")");
 }
 
@@ -28,9 +28,19 @@ AttentionConfig make_config(int num_qo_heads, int num_kv_heads, int head_dim_qk,
                             const std::string& scheduler, const std::string& kernel, int max_ctas) {
   check(scheduler == "auto" || scheduler == "lpt", "scheduler is '", scheduler,
         "'; taken are 'auto' and 'lpt'");
-  return {num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, parse_dtype(dtype), kv, variant,
-          bounds, {device.first, device.second}, sm_scale,
-          scheduler == "lpt" ? Scheduler::kLpt : Scheduler::kAuto, kernel, max_ctas};
+  return {num_qo_heads,
+          num_kv_heads,
+          head_dim_qk,
+          head_dim_vo,
+          parse_dtype(dtype),
+          kv,
+          variant,
+          bounds,
+          {device.first, device.second},
+          sm_scale,
+          scheduler == "lpt" ? Scheduler::kLpt : Scheduler::kAuto,
+          kernel,
+          max_ctas};
 }
 
 VariantParam make_param(const std::string& name, const std::string& kind, double value) {

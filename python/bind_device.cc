@@ -37,9 +37,8 @@ nb::object to_dlpack(DeviceArray& array, nb::handle stream) {
   // The receiver reads on its own stream: wait for ours. -1: it does not want that.
   if (stream.is_none() || nb::cast<int64_t>(stream) != -1) synchronize(array.device());
   auto* exported = new Exported{{}, array};
-  exported->managed = {exported->array.view(), exported, [](ManagedTensor* self) {
-                         delete static_cast<Exported*>(self->manager);
-                       }};
+  exported->managed = {exported->array.view(), exported,
+                       [](ManagedTensor* self) { delete static_cast<Exported*>(self->manager); }};
   return nb::steal(PyCapsule_New(&exported->managed, "dltensor", [](PyObject* capsule) {
     if (!PyCapsule_IsValid(capsule, "dltensor")) return;  // taken: the receiver deletes it
     auto* managed = static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
@@ -100,22 +99,24 @@ void bind_device(nb::module_& m) {
       "synchronize", [](std::pair<int, int> device) { synchronize(to_device(device)); }, "device"_a,
       nb::call_guard<nb::gil_scoped_release>());
 
-  m.def("time_on_gpu",
-        [](std::pair<int, int> device, nb::callable work, bool cold_l2) {
-          CudaTimingOptions options;
-          options.cold_l2 = cold_l2;
-          const CudaTiming t = time_on_gpu(to_device(device), with_stream(work), options);
-          nb::dict out;
-          out["median_us"] = t.median_us;
-          out["min_us"] = t.min_us;
-          out["max_us"] = t.max_us;
-          out["num_graphs"] = t.num_graphs;
-          out["calls_a_graph"] = t.calls_a_graph;
-          return out;
-        },
-        "device"_a, "work"_a, "cold_l2"_a);
-  m.def("describe_gpu", [](std::pair<int, int> device) { return describe_gpu(to_device(device)); },
-        "device"_a);
+  m.def(
+      "time_on_gpu",
+      [](std::pair<int, int> device, nb::callable work, bool cold_l2) {
+        CudaTimingOptions options;
+        options.cold_l2 = cold_l2;
+        const CudaTiming t = time_on_gpu(to_device(device), with_stream(work), options);
+        nb::dict out;
+        out["median_us"] = t.median_us;
+        out["min_us"] = t.min_us;
+        out["max_us"] = t.max_us;
+        out["num_graphs"] = t.num_graphs;
+        out["calls_a_graph"] = t.calls_a_graph;
+        return out;
+      },
+      "device"_a, "work"_a, "cold_l2"_a);
+  m.def(
+      "describe_gpu", [](std::pair<int, int> device) { return describe_gpu(to_device(device)); },
+      "device"_a);
 }
 
 }  // namespace plait::python

@@ -172,7 +172,8 @@ void bind_plan(nb::module_& m) {
       .def_prop_ro("candidates", &candidates_of)
       .def_prop_ro("balance", &Plan::balance)
       .def_static("from_parts", &from_parts, "numbers"_a, "candidates"_a, "arrays"_a)
-      .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; }, nb::is_operator())
+      .def(
+          "__eq__", [](const Plan& a, const Plan& b) { return a == b; }, nb::is_operator())
       .def("__str__", [](const Plan& plan) { return to_string(plan); });
   m.def("make_plan", &plan_on_host, "kv"_a, "bounds"_a, "qo_indptr"_a, "tables"_a, "levels"_a,
         "variant"_a, "target"_a, "scheduler"_a);

@@ -3,6 +3,7 @@
 #include "bindings.h"
 
 NB_MODULE(_plait, m) {
+  nanobind::set_leak_warnings(false);  // what modules hold outlives the last collection
   m.doc() = "plait's C++ API; use the package plait";
   plait::python::bind_config(m);
   plait::python::bind_plan(m);

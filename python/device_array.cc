@@ -1,3 +1,4 @@
+// GPU memory with a shape: sizes, dtypes and copies checked here, nothing else does.
 #include "device_array.h"
 
 #include <algorithm>

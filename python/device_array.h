@@ -21,7 +21,7 @@ class DeviceArray {
   const Device& device() const { return device_; }
   void* data() const { return data_; }
   long long bytes() const;
-  DeviceArray rows(int64_t begin, int64_t end) const;  // of the first dimension
+  DeviceArray rows(int64_t begin, int64_t end) const;     // of the first dimension
   void copy_from(const TensorView& host, Stream stream);  // contiguous, of the same shape and dtype
   void copy_to(void* host, Stream stream) const;
   const std::shared_ptr<void>& memory() const { return memory_; }

@@ -1,3 +1,5 @@
+// Tensor arguments in three ways, the fast ones first; streams as torch, CUDA or an integer give
+// them.
 #include "tensor_arg.h"
 
 #include <string>
@@ -20,12 +22,12 @@ struct ExchangeApi {
 const ExchangeApi* exchange_api(PyTypeObject* type) {  // asked once a type
   static std::unordered_map<PyTypeObject*, const ExchangeApi*> known;
   if (const auto it = known.find(type); it != known.end()) return it->second;
-  nb::object capsule = nb::getattr(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__",
-                                   nb::none());
+  nb::object capsule =
+      nb::getattr(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__", nb::none());
   const ExchangeApi* api = nullptr;
   if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) {
-    api = static_cast<const ExchangeApi*>(
-        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    api =
+        static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   }
   Py_INCREF(reinterpret_cast<PyObject*>(type));  // its address is a key now
   return known[type] = api && api->major == 1 && api->borrow ? api : nullptr;
@@ -46,12 +48,18 @@ constexpr int kAligned = 0x100, kNotSwapped = 0x200, kWriteable = 0x400;
 
 int dlpack_code(char kind) {
   switch (kind) {
-    case 'i': return 0;
-    case 'u': return 1;
-    case 'f': return 2;
-    case 'c': return 5;
-    case 'b': return 6;
-    default: return -1;
+    case 'i':
+      return 0;
+    case 'u':
+      return 1;
+    case 'f':
+      return 2;
+    case 'c':
+      return 5;
+    case 'b':
+      return 6;
+    default:
+      return -1;
   }
 }
 
@@ -81,7 +89,7 @@ TensorArg::TensorArg(nb::handle object, const char* name, bool writable) {
 
 void TensorArg::read(nb::handle object, const char* name, bool writable) {
   if (from_exchange_api(object)) return;
-  if (DeviceArray* array; nb::try_cast(object, array)) {
+  if (DeviceArray * array; nb::try_cast(object, array)) {
     view = array->view();
     return;
   }
@@ -95,10 +103,16 @@ void TensorArg::read(nb::handle object, const char* name, bool writable) {
   if (nb::ndarray<> array; writable && !nb::try_cast(object, array)) {
     throw nb::value_error(concat(name, " is read-only and would be written").c_str());
   }
-  view = {const_cast<void*>(static_cast<const void*>(array_.data())), array_.device_type(),
-          array_.device_id(), int32_t(array_.ndim()), array_.dtype().code, array_.dtype().bits,
-          array_.dtype().lanes, const_cast<int64_t*>(array_.shape_ptr()),
-          const_cast<int64_t*>(array_.stride_ptr()), 0};
+  view = {const_cast<void*>(static_cast<const void*>(array_.data())),
+          array_.device_type(),
+          array_.device_id(),
+          int32_t(array_.ndim()),
+          array_.dtype().code,
+          array_.dtype().bits,
+          array_.dtype().lanes,
+          const_cast<int64_t*>(array_.shape_ptr()),
+          const_cast<int64_t*>(array_.stride_ptr()),
+          0};
 }
 
 bool TensorArg::from_exchange_api(nb::handle object) {
@@ -121,7 +135,8 @@ bool TensorArg::from_array_struct(nb::handle object, const char* name, bool writ
   }
   if (code < 0) {
     throw nb::type_error(concat(name, " has NumPy dtype ", nb::str(object.attr("dtype")).c_str(),
-                                ", which no tensor argument takes").c_str());
+                                ", which no tensor argument takes")
+                             .c_str());
   }
   check(array->ndim <= kMaxNdim, name, " has ", array->ndim, " dimensions; at most ", kMaxNdim,
         " are taken");
@@ -136,8 +151,16 @@ bool TensorArg::from_array_struct(nb::handle object, const char* name, bool writ
     strides_[i] = array->strides[i] / array->itemsize;
   }
   static_assert(sizeof(intptr_t) == sizeof(int64_t));
-  view = {array->data, kCpu, 0, array->ndim, uint8_t(code), uint8_t(array->itemsize * 8), 1,
-          reinterpret_cast<int64_t*>(array->shape), strides_, 0};
+  view = {array->data,
+          kCpu,
+          0,
+          array->ndim,
+          uint8_t(code),
+          uint8_t(array->itemsize * 8),
+          1,
+          reinterpret_cast<int64_t*>(array->shape),
+          strides_,
+          0};
   keeper_ = std::move(capsule);
   return true;
 }
@@ -165,7 +188,9 @@ Stream stream_of(nb::handle stream, const Device& device) {
   uint64_t value;
   if (!nb::try_cast(handle, value)) {
     throw nb::type_error(concat("stream must be an integer handle or an object with cuda_stream or "
-                                "__cuda_stream__, not ", type_of(stream)).c_str());
+                                "__cuda_stream__, not ",
+                                type_of(stream))
+                             .c_str());
   }
   return reinterpret_cast<Stream>(value);
 }

@@ -35,9 +35,9 @@ class TensorArg {
   bool from_exchange_api(nb::handle object);
   bool from_array_struct(nb::handle object, const char* name, bool writable);
 
-  nb::object keeper_;              // NumPy's description
-  nb::ndarray<nb::ro> array_;      // the slow way
-  int64_t strides_[kMaxNdim];      // NumPy counts them in bytes
+  nb::object keeper_;          // NumPy's description
+  nb::ndarray<nb::ro> array_;  // the slow way
+  int64_t strides_[kMaxNdim];  // NumPy counts them in bytes
 };
 
 // stream=: an integer handle, an object with `cuda_stream` (torch) or `__cuda_stream__`, or None:

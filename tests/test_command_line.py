@@ -15,8 +15,13 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def run(*args, ok=0, **environment):
-    done = subprocess.run([sys.executable, "-m", "plait", *map(str, args)], capture_output=True,
-                          text=True, env=os.environ | environment, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "plait", *map(str, args)],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=300,
+    )
     assert done.returncode == ok, done.stdout + done.stderr
     return done.stdout if ok == 0 else done.stderr
 
@@ -26,30 +31,57 @@ def test_replay(trace):
     out = json.loads(run("replay", DATA / trace, "--requests", 6, "--check", 1, "--json"))
     assert out["requests finished"] == 6 and out["steps checked"] == out["steps"] > 0
     table = run("replay", DATA / trace, "--requests", 2, "--scale", "1/64", "--page-size", 4)
-    for wanted in ("steps", "tokens", "plan us", "run us", "balance", "largest error", "FLOP/s", "B/s"):
+    for wanted in (
+        "steps",
+        "tokens",
+        "plan us",
+        "run us",
+        "balance",
+        "largest error",
+        "FLOP/s",
+        "B/s",
+    ):
         assert wanted in table
 
 
-@pytest.mark.parametrize("args, message", [
-    (("--dtype", "float8"), "float8"),
-    (("--scale", "1/1000"), "whole number of tokens"),
-    (("--head-dim", "12"), "12"),
-    (("--num-qo-heads", "3"), "3"),
-    (("--device", "tpu"), "taken are 'cpu', 'cuda'"),
-    (("--pages", "1"), "the cache has 1"),
-    (("--kernel", "fast"), "fast"),
-    (("--scheduler", "best"), "taken are 'auto' and 'lpt'"),
-])
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        (("--dtype", "float8"), "float8"),
+        (("--scale", "1/1000"), "whole number of tokens"),
+        (("--head-dim", "12"), "12"),
+        (("--num-qo-heads", "3"), "3"),
+        (("--device", "tpu"), "taken are 'cpu', 'cuda'"),
+        (("--pages", "1"), "the cache has 1"),
+        (("--kernel", "fast"), "fast"),
+        (("--scheduler", "best"), "taken are 'auto' and 'lpt'"),
+    ],
+)
 def test_replay_refuses_in_one_line(args, message):
     error = run("replay", DATA / "azure_conv_2000.csv", "--requests", 3, *args, ok=2)
     assert error.startswith("plait: ") and message in error and error.count("\n") == 1, error
 
 
 def test_a_failed_check_is_exit_code_1():
-    code = ("import sys, plait.replay.session as s; s.append_kv = lambda *a, **k: None\n"
-            "sys.argv = ['plait', *sys.argv[1:]]\nfrom plait.cli import main; main()")
-    done = subprocess.run([sys.executable, "-c", code, "replay", str(DATA / "azure_conv_2000.csv"),
-                           "--requests", "3", "--check", "1"], capture_output=True, text=True)
+    code = (
+        "import sys, plait.replay.session as s; s.append_kv = lambda *a, **k: None\n"
+        "sys.argv = ['plait', *sys.argv[1:]]\nfrom plait.cli import main; main()"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            "replay",
+            str(DATA / "azure_conv_2000.csv"),
+            "--requests",
+            "3",
+            "--check",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1 and "check failed: step 0" in done.stdout, done.stdout + done.stderr
 
 
@@ -57,12 +89,26 @@ def test_plan_prints_a_table_and_json():
     assert "makespan" in run("plan", "--kv-len", "4096,17,0,300")
     plan = plait.Plan.from_json(run("plan", "--kv-len", "4096,17,0,300", "--json"))
     assert plan.num_requests == 4 and plan.total_keys == 4096 + 17 + 300
-    step = plait.Plan.from_json(run("plan", "--trace", DATA / "mooncake_conversation_400.jsonl",
-                                    "--scale", "1/32", "--step", 3, "--chunk", 128, "--json"))
+    step = plait.Plan.from_json(
+        run(
+            "plan",
+            "--trace",
+            DATA / "mooncake_conversation_400.jsonl",
+            "--scale",
+            "1/32",
+            "--step",
+            3,
+            "--chunk",
+            128,
+            "--json",
+        )
+    )
     assert step.num_tokens == 128
     assert "negative" in run("plan", "--kv-len", "5,-1", ok=2)
     assert "either --kv-len or --trace" in run("plan", ok=2)
-    assert "1 lengths in --q-len, 2 in --kv-len" in run("plan", "--kv-len", "5,6", "--q-len", "1", ok=2)
+    assert "1 lengths in --q-len, 2 in --kv-len" in run(
+        "plan", "--kv-len", "5,6", "--q-len", "1", ok=2
+    )
 
 
 def test_doctor():

@@ -30,8 +30,11 @@ def test_readme():
 
 
 def modules():
-    return sorted(m.name for m in pkgutil.walk_packages(plait.__path__, "plait.")
-                  if m.name not in ("plait.__main__", "plait._plait", "plait.torch_ops"))
+    return sorted(
+        m.name
+        for m in pkgutil.walk_packages(plait.__path__, "plait.")
+        if m.name not in ("plait.__main__", "plait._plait", "plait.torch_ops")
+    )
 
 
 @pytest.mark.parametrize("name", modules())

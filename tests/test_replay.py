@@ -27,7 +27,7 @@ def write(tmp_path, text, name="trace"):
 
 def test_mooncake_is_read_and_scaled(tmp_path):
     first, second = read_trace(write(tmp_path, MOONCAKE), "1/32")
-    assert first == TraceRequest(10.0, 17, 1, (0, 7), 16)        # 513 / 32, rounded up
+    assert first == TraceRequest(10.0, 17, 1, (0, 7), 16)  # 513 / 32, rounded up
     assert second == TraceRequest(20.0, 41, 2, (0, 1, 2), 16)
     assert [r.input_len for r in read_trace(write(tmp_path, MOONCAKE), 1)] == [513, 1300]
 
@@ -39,16 +39,24 @@ def test_azure_is_told_apart_by_content(tmp_path):
     assert first.hash_ids == () and first.block_tokens == 0
 
 
-@pytest.mark.parametrize("text, message", [
-    ("hello\n", "trace:1: neither Mooncake JSONL"),
-    ("", "trace:1: neither"),
-    ('{"timestamp": 1}\n', "trace:1: not a Mooncake request"),
-    (MOONCAKE + "{]\n", "trace:3: not a Mooncake request"),
-    ('{"timestamp": 1, "input_length": 513, "output_length": 1, "hash_ids": [0]}\n',
-     "trace:1: 1 hash_ids for 513 tokens"),
-    ('{"timestamp": 1, "input_length": -5, "output_length": 1, "hash_ids": []}\n', "a length is -5"),
-    (AZURE + "2023-11-16 18:15:47,3\n", "trace:4: not an Azure request"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("hello\n", "trace:1: neither Mooncake JSONL"),
+        ("", "trace:1: neither"),
+        ('{"timestamp": 1}\n', "trace:1: not a Mooncake request"),
+        (MOONCAKE + "{]\n", "trace:3: not a Mooncake request"),
+        (
+            '{"timestamp": 1, "input_length": 513, "output_length": 1, "hash_ids": [0]}\n',
+            "trace:1: 1 hash_ids for 513 tokens",
+        ),
+        (
+            '{"timestamp": 1, "input_length": -5, "output_length": 1, "hash_ids": []}\n',
+            "a length is -5",
+        ),
+        (AZURE + "2023-11-16 18:15:47,3\n", "trace:4: not an Azure request"),
+    ],
+)
 def test_bad_traces_are_refused_by_line(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         read_trace(write(tmp_path, text))
@@ -67,11 +75,11 @@ def test_pages_are_counted_and_found_again():
     pool.publish(a, "x")
     assert pool.share("x") == a
     pool.release(a)
-    assert pool.num_free == 1                  # one reference is left
+    assert pool.num_free == 1  # one reference is left
     pool.release(a)
-    assert pool.num_free == 2 and pool.share("x") == a   # free, yet its content is still there
+    assert pool.num_free == 2 and pool.share("x") == a  # free, yet its content is still there
     pool.release(a)
-    assert pool.take() != a                    # the least lately freed goes first
+    assert pool.take() != a  # the least lately freed goes first
     assert pool.take() == a and pool.share("x") is None  # taken for something else
 
 
@@ -82,15 +90,19 @@ def random_trace(rng, num_requests, block=16):
     for i in range(num_requests):
         prefix = list(prefixes[rng.integers(len(prefixes))])
         hash_ids = prefix + [next(ids) for _ in range(rng.integers(1, 4))]
-        prefixes.append(hash_ids[:rng.integers(1, len(hash_ids) + 1)])
+        prefixes.append(hash_ids[: rng.integers(1, len(hash_ids) + 1)])
         full = rng.random() < 0.3
         length = len(hash_ids) * block - (0 if full else int(rng.integers(0, block)))
-        trace.append(TraceRequest(float(i // 3), length, int(rng.integers(1, 9)), tuple(hash_ids), block))
+        trace.append(
+            TraceRequest(float(i // 3), length, int(rng.integers(1, 9)), tuple(hash_ids), block)
+        )
     return trace
 
 
-@pytest.mark.parametrize("seed, page_size, num_pages", [
-    (0, 16, 64), (1, 16, 12), (2, 5, 60), (3, 1, 300), (4, 32, 8), (5, 64, 5)])
+@pytest.mark.parametrize(
+    "seed, page_size, num_pages",
+    [(0, 16, 64), (1, 16, 12), (2, 5, 60), (3, 1, 300), (4, 32, 8), (5, 64, 5)],
+)
 def test_steps_keep_the_books(seed, page_size, num_pages):
     """A page is written once a content; whoever reads a page reads what was written there."""
     rng = np.random.default_rng(seed)
@@ -111,18 +123,24 @@ def test_steps_keep_the_books(seed, page_size, num_pages):
         assert len(set(step.request_map)) == len(step.running)
         written = set()
         for i, r in enumerate(step.running):
-            positions = step.positions[step.qo_indptr[i]:step.qo_indptr[i + 1]]
+            positions = step.positions[step.qo_indptr[i] : step.qo_indptr[i + 1]]
             assert (positions == np.arange(r.num_cached, r.num_cached + r.num_new)).all()
             assert step.kv_len[i] == r.num_cached + r.num_new
-            slots = engine.block_table[step.request_map[i], positions // page_size].astype(int) \
-                * page_size + positions % page_size
+            slots = (
+                engine.block_table[step.request_map[i], positions // page_size].astype(int)
+                * page_size
+                + positions % page_size
+            )
             assert not written & set(slots), "two requests write one slot"
             written |= set(slots)
             cache[slots] = model.keys_values(r, positions)[0][:, 0]
         for i, r in enumerate(step.running):
             positions = np.arange(step.kv_len[i])
-            slots = engine.block_table[step.request_map[i], positions // page_size].astype(int) \
-                * page_size + positions % page_size
+            slots = (
+                engine.block_table[step.request_map[i], positions // page_size].astype(int)
+                * page_size
+                + positions % page_size
+            )
             assert np.array_equal(cache[slots], model.keys_values(r, positions)[0][:, 0])
         shared = max(shared, engine.pool.num_shared)
         engine.finish(step)
@@ -141,8 +159,9 @@ def test_engine_refuses_what_never_fits():
         Engine([], page_size=16, num_pages=6, max_batch=4, chunk=3)
 
 
-SMALL = dict(num_qo_heads=4, num_kv_heads=2, head_dim=32, max_batch=8, chunk=64, check_every=1,
-             step_ms=1.0)
+SMALL = dict(
+    num_qo_heads=4, num_kv_heads=2, head_dim=32, max_batch=8, chunk=64, check_every=1, step_ms=1.0
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -153,7 +172,9 @@ def test_replay_meets_the_reference(dtype, page_size):
     assert report.failures == []
     assert report.requests == len(trace) and report.steps_checked == report.steps > 10
     assert report.shared_tokens > 0
-    assert report.tokens == sum(r.input_len + r.output_len - 1 for r in trace) - report.shared_tokens
+    assert (
+        report.tokens == sum(r.input_len + r.output_len - 1 for r in trace) - report.shared_tokens
+    )
 
 
 def test_empty_trace():

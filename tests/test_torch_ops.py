@@ -12,12 +12,23 @@ torch_ops = pytest.importorskip("plait.torch_ops")
 
 
 def make(q_len=3, kv_len=20, variant=None):
-    attention = plait.Attention(num_qo_heads=4, num_kv_heads=2, head_dim_qk=32, head_dim_vo=16,
-                                dtype="float32", variant=variant or plait.causal(),
-                                bounds=plait.Bounds(requests=2, query_tokens=16, keys=64))
+    attention = plait.Attention(
+        num_qo_heads=4,
+        num_kv_heads=2,
+        head_dim_qk=32,
+        head_dim_vo=16,
+        dtype="float32",
+        variant=variant or plait.causal(),
+        bounds=plait.Bounds(requests=2, query_tokens=16, keys=64),
+    )
     attention.plan(qo_indptr=np.array([0, q_len]), kv_indptr=np.array([0, kv_len]))
     torch.manual_seed(q_len)
-    return (attention, torch.randn(q_len, 4, 32), torch.randn(kv_len, 2, 32), torch.randn(kv_len, 2, 16))
+    return (
+        attention,
+        torch.randn(q_len, 4, 32),
+        torch.randn(kv_len, 2, 32),
+        torch.randn(kv_len, 2, 16),
+    )
 
 
 def test_operators_pass_opcheck():
@@ -25,8 +36,9 @@ def test_operators_pass_opcheck():
     number = torch_ops.handle(attention)
     torch.library.opcheck(torch.ops.plait.attention.default, (number, q, k, v))
     torch.library.opcheck(torch.ops.plait.attention.default, (number, q, k, v, 0.3))
-    torch.library.opcheck(torch.ops.plait.run.default,
-                          (number, q, k, v, torch.zeros(3, 4, 16), torch.zeros(3, 4)))
+    torch.library.opcheck(
+        torch.ops.plait.run.default, (number, q, k, v, torch.zeros(3, 4, 16), torch.zeros(3, 4))
+    )
 
 
 def test_operator_is_run():
@@ -68,8 +80,15 @@ def test_what_is_no_handle_is_refused():
     gc.collect()
     with pytest.raises(ValueError, match=f"no Attention has handle {number}"):
         torch.ops.plait.attention(number, q, k, v)
-    sigmoid = plait.custom("square", "Square", """struct Square {
-      PLAIT_HD static float logits_transform(const Params&, const LogitContext&, float x) { return x * x; }
-    };""", use_softmax=False)
+    sigmoid = plait.custom(
+        "square",
+        "Square",
+        """struct Square {
+      PLAIT_HD static float logits_transform(const Params&, const LogitContext&, float x) {
+        return x * x;
+      }
+    };""",
+        use_softmax=False,
+    )
     with pytest.raises(ValueError, match="without softmax"):
         torch_ops.handle(make(variant=sigmoid)[0])

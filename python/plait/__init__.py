@@ -14,7 +14,25 @@ from plait.variants import Variant, causal, custom, full, sliding_window, soft_c
 
 __version__ = "0.1.0"
 __all__ = [
-    "Attention", "Bounds", "ComposedKv", "DeviceArray", "Level", "PagedKv", "Plan", "RaggedKv",
-    "Tensor", "Variant", "Workspace", "append_kv", "causal", "custom", "full", "make_plan",
-    "merge_state", "merge_states", "sliding_window", "soft_cap", "workspace_bytes",
+    "Attention",
+    "Bounds",
+    "ComposedKv",
+    "DeviceArray",
+    "Level",
+    "PagedKv",
+    "Plan",
+    "RaggedKv",
+    "Tensor",
+    "Variant",
+    "Workspace",
+    "append_kv",
+    "causal",
+    "custom",
+    "full",
+    "make_plan",
+    "merge_state",
+    "merge_states",
+    "sliding_window",
+    "soft_cap",
+    "workspace_bytes",
 ]

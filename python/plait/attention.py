@@ -13,7 +13,7 @@ Bounds = _plait.Bounds
 
 
 class Workspace:
-    """Partial states and counters, shared by the Attentions of a model; one run in flight at a time.
+    """Partial states and counters, shared by the Attentions of a model; one run in flight.
 
     Workspace(device="cuda:0", bytes=n) allocates; Workspace(buffer=tensor) borrows a contiguous,
     256-byte aligned tensor of any dtype and keeps it alive. Raises ValueError for other buffers.
@@ -41,9 +41,23 @@ class Workspace:
         return self._impl.device
 
 
-def _config(*, num_qo_heads, num_kv_heads, bounds, head_dim=None, head_dim_qk=None, head_dim_vo=None,
-            dtype="bfloat16", kv=None, device="cpu", variant=None, sm_scale=None, scheduler="auto",
-            kernel="auto", max_ctas=0):
+def _config(
+    *,
+    num_qo_heads,
+    num_kv_heads,
+    bounds,
+    head_dim=None,
+    head_dim_qk=None,
+    head_dim_vo=None,
+    dtype="bfloat16",
+    kv=None,
+    device="cpu",
+    variant=None,
+    sm_scale=None,
+    scheduler="auto",
+    kernel="auto",
+    max_ctas=0,
+):
     if head_dim is not None and (head_dim_qk is not None or head_dim_vo is not None):
         raise ValueError("give either head_dim, or head_dim_qk and head_dim_vo")
     if head_dim is None and (head_dim_qk is None or head_dim_vo is None):
@@ -51,12 +65,20 @@ def _config(*, num_qo_heads, num_kv_heads, bounds, head_dim=None, head_dim_qk=No
     if sm_scale is not None:
         _check_scale(sm_scale)
     return _plait.attention_config(
-        num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
         head_dim_qk=head_dim_qk if head_dim is None else head_dim,
         head_dim_vo=head_dim_vo if head_dim is None else head_dim,
-        dtype=str(dtype).removeprefix("torch."), kv=RaggedKv() if kv is None else kv,
-        variant=full() if variant is None else variant, bounds=bounds, device=parse_device(device),
-        sm_scale=sm_scale or 0.0, scheduler=scheduler, kernel=kernel, max_ctas=max_ctas)
+        dtype=str(dtype).removeprefix("torch."),
+        kv=RaggedKv() if kv is None else kv,
+        variant=full() if variant is None else variant,
+        bounds=bounds,
+        device=parse_device(device),
+        sm_scale=sm_scale or 0.0,
+        scheduler=scheduler,
+        kernel=kernel,
+        max_ctas=max_ctas,
+    )
 
 
 def _check_scale(sm_scale):
@@ -101,16 +123,41 @@ class Attention:
     ((3, 4, 64), (3, 4), True)
     """
 
-    def __init__(self, *, num_qo_heads: int, num_kv_heads: int, bounds: Bounds,
-                 head_dim: int | None = None, head_dim_qk: int | None = None,
-                 head_dim_vo: int | None = None, dtype: str = "bfloat16",
-                 kv: KvFormat | None = None, device: str = "cpu", variant: Variant | None = None,
-                 workspace: Workspace | None = None, sm_scale: float | None = None,
-                 scheduler: str = "auto", kernel: str = "auto", max_ctas: int = 0):
-        config = _config(num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
-                         head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, dtype=dtype, kv=kv,
-                         device=device, variant=variant, bounds=bounds, sm_scale=sm_scale,
-                         scheduler=scheduler, kernel=kernel, max_ctas=max_ctas)
+    def __init__(
+        self,
+        *,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        bounds: Bounds,
+        head_dim: int | None = None,
+        head_dim_qk: int | None = None,
+        head_dim_vo: int | None = None,
+        dtype: str = "bfloat16",
+        kv: KvFormat | None = None,
+        device: str = "cpu",
+        variant: Variant | None = None,
+        workspace: Workspace | None = None,
+        sm_scale: float | None = None,
+        scheduler: str = "auto",
+        kernel: str = "auto",
+        max_ctas: int = 0,
+    ):
+        config = _config(
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            head_dim_qk=head_dim_qk,
+            head_dim_vo=head_dim_vo,
+            dtype=dtype,
+            kv=kv,
+            device=device,
+            variant=variant,
+            bounds=bounds,
+            sm_scale=sm_scale,
+            scheduler=scheduler,
+            kernel=kernel,
+            max_ctas=max_ctas,
+        )
         if parse_device(device)[0] != 1:
             use_wheels()
         self._workspace = workspace  # keeps a borrowed buffer alive
@@ -140,9 +187,21 @@ class Attention:
         """A copy of the plan that run() executes."""
         return Plan(self._impl.current_plan())
 
-    def plan(self, *, qo_indptr, kv_len=None, block_table=None, request_map=None,
-             kv_page_indptr=None, kv_page_indices=None, kv_last_page_len=None, kv_indptr=None,
-             kv_begin=None, levels=None, stream=None) -> Plan:
+    def plan(
+        self,
+        *,
+        qo_indptr,
+        kv_len=None,
+        block_table=None,
+        request_map=None,
+        kv_page_indptr=None,
+        kv_page_indices=None,
+        kv_last_page_len=None,
+        kv_indptr=None,
+        kv_begin=None,
+        levels=None,
+        stream=None,
+    ) -> Plan:
         """Plans one step; run() then executes it any number of times. Never waits for the device.
 
         All are int32 or int64 and 1-D, block_table 2-D. Lengths and indptrs lie on the host; page
@@ -151,9 +210,16 @@ class Attention:
         Returns a copy of the plan. Raises ValueError naming array, place and value; the plan before
         then stays.
         """
-        tables = given(kv_len=kv_len, block_table=block_table, request_map=request_map,
-                       kv_page_indptr=kv_page_indptr, kv_page_indices=kv_page_indices,
-                       kv_last_page_len=kv_last_page_len, kv_indptr=kv_indptr, kv_begin=kv_begin)
+        tables = given(
+            kv_len=kv_len,
+            block_table=block_table,
+            request_map=request_map,
+            kv_page_indptr=kv_page_indptr,
+            kv_page_indices=kv_page_indices,
+            kv_last_page_len=kv_last_page_len,
+            kv_indptr=kv_indptr,
+            kv_begin=kv_begin,
+        )
         self._plan(qo_indptr, tables, level_tuples(levels), stream)
         return Plan(self._impl.current_plan())
 
@@ -162,8 +228,18 @@ class Attention:
         self._impl.plan(qo_indptr, tables, levels, stream)
         self._tables = (tables, levels)  # device tables are borrowed until the next plan
 
-    def run(self, q, kv, *, out=None, lse=None, return_lse=True, sm_scale=None, stream=None,
-            **variant_args):
+    def run(
+        self,
+        q,
+        kv,
+        *,
+        out=None,
+        lse=None,
+        return_lse=True,
+        sm_scale=None,
+        stream=None,
+        **variant_args,
+    ):
         """Attention of the planned batch.
 
         q [rows, num_qo_heads, head_dim_qk]; rows past the planned tokens are padding and come out

@@ -14,7 +14,7 @@ _EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 class RowCheck:
-    """Collects rows; then `error`, `allowed` (both (out, lse)) and `worst`, more than 1 if one is off."""
+    """Collects rows; then `error` and `allowed` of (out, lse), and `worst`: > 1 if one is off."""
 
     def __init__(self, dtype):
         self._dtype = dtype
@@ -26,8 +26,9 @@ class RowCheck:
         result out [num_qo_heads, d] and lse [num_qo_heads]. options: of reference.attention."""
         inputs = [reference.from_storage(x, self._dtype) for x in (q[None], k, v)]
         exact = reference.attention(*inputs, **options)
-        plain = reference.attention(*inputs, **options, real=np.float32,
-                                    stored=lambda x: reference.rounded(x, self._dtype))
+        plain = reference.attention(
+            *inputs, **options, real=np.float32, stored=lambda x: reference.rounded(x, self._dtype)
+        )
         ours = reference.from_storage(out[None], self._dtype), lse[None]
         self._errors.append([np.max(np.abs(a - b)) for a, b in zip(ours, exact)])
         self._plain_errors.append([np.max(np.abs(a - b)) for a, b in zip(plain, exact)])
@@ -41,7 +42,9 @@ class RowCheck:
     def allowed(self):
         largest, largest_lse = self._largest
         return 2 * np.max(self._plain_errors, axis=0) + [
-            (_EPSILON[self._dtype] + 4e-6) * largest, 2e-5 + 1e-6 * largest_lse]
+            (_EPSILON[self._dtype] + 4e-6) * largest,
+            2e-5 + 1e-6 * largest_lse,
+        ]
 
     @property
     def worst(self):
@@ -49,5 +52,7 @@ class RowCheck:
 
     def describe(self):
         (error, lse_error), (allowed, lse_allowed) = self.error, self.allowed
-        return (f"error {error:.3g} (allowed {allowed:.3g}), lse error {lse_error:.3g} (allowed "
-                f"{lse_allowed:.3g})")
+        return (
+            f"error {error:.3g} (allowed {allowed:.3g}), lse error {lse_error:.3g} (allowed "
+            f"{lse_allowed:.3g})"
+        )

@@ -4,8 +4,14 @@ import numpy as np
 
 from plait import _plait
 
-_NUMPY = {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "int32": np.int32,
-          "int64": np.int64, "uint8": np.uint8}
+_NUMPY = {
+    "float32": np.float32,
+    "bfloat16": np.uint16,
+    "float16": np.float16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+}
 
 
 def _device(name):
@@ -16,11 +22,11 @@ def _device(name):
 
 
 class DeviceArray(_plait.DeviceArray):
-    """A contiguous tensor on a GPU: DeviceArray(shape, dtype, device); contents undefined.
+    """A contiguous tensor on a GPU: DeviceArray(shape, dtype, device). Contents undefined.
 
     dtype: float32, bfloat16, float16, int32, int64, uint8. Speaks DLPack, so that
-    torch.from_dlpack(array) borrows it. Raises ValueError for other dtypes and devices, RuntimeError
-    without driver or memory.
+    torch.from_dlpack(array) borrows it. Raises ValueError for other dtypes and devices,
+    RuntimeError without driver or memory.
     """
 
     def __init__(self, shape, dtype="bfloat16", device="cuda"):

@@ -3,8 +3,16 @@
 from plait import _plait
 
 KvFormat = _plait.KvFormat
-TABLES = ("kv_len", "kv_indptr", "kv_begin", "kv_page_indptr", "kv_page_indices",
-          "kv_last_page_len", "block_table", "request_map")
+TABLES = (
+    "kv_len",
+    "kv_indptr",
+    "kv_begin",
+    "kv_page_indptr",
+    "kv_page_indices",
+    "kv_last_page_len",
+    "block_table",
+    "request_map",
+)
 
 
 def RaggedKv() -> KvFormat:

@@ -17,7 +17,7 @@ def wheel_dirs():
 
 @functools.cache
 def use_wheels():
-    """Adds them to the places that the library looks in; done before anything compiles for a GPU."""
+    """Adds them to the places that the library looks in, before anything compiles for a GPU."""
     dirs = wheel_dirs()
     if dirs:
         _plait.add_nvrtc_search_dirs(dirs)

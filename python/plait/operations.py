@@ -35,8 +35,18 @@ def merge_state(v_a, lse_a, v_b, lse_b, *, out=None, out_lse=None, stream=None):
     return out, out_lse
 
 
-def append_kv(k_new, v_new, kv_cache, *, kv: KvFormat, slot_mapping=None, batch_indices=None,
-              positions=None, stream=None, **tables):
+def append_kv(
+    k_new,
+    v_new,
+    kv_cache,
+    *,
+    kv: KvFormat,
+    slot_mapping=None,
+    batch_indices=None,
+    positions=None,
+    stream=None,
+    **tables,
+):
     """Writes new tokens into a cache.
 
     k_new, v_new [tokens, num_kv_heads, dim]; kv_cache as in Attention.run. Where they go: either
@@ -46,5 +56,6 @@ def append_kv(k_new, v_new, kv_cache, *, kv: KvFormat, slot_mapping=None, batch_
     """
     _refuse_unknown("append_kv", tables)
     k, v = kv_cache if type(kv_cache) in (tuple, list) else (kv_cache, None)
-    _plait.append_kv(kv, k_new, v_new, k, v, slot_mapping, batch_indices, positions, given(**tables),
-                     stream)
+    _plait.append_kv(
+        kv, k_new, v_new, k, v, slot_mapping, batch_indices, positions, given(**tables), stream
+    )

@@ -12,23 +12,56 @@ from plait.variants import full
 def _struct(fields, size):
     dtype = np.dtype([(name, np.int32) for name in fields])
     if "first_block" in fields:
-        dtype = np.dtype([(name, np.int64 if name == "first_block" else np.int32) for name in fields])
+        dtype = np.dtype(
+            [(name, np.int64 if name == "first_block" else np.int32) for name in fields]
+        )
     if dtype.itemsize != size:  # the C++ struct has changed
         raise ImportError(f"plan.py reads {dtype.itemsize} bytes of a struct of {size}")
     return dtype
 
 
-ROW_BLOCK = _struct(("first_block", "first_token", "num_tokens", "kv_len", "kv_pos_begin", "level",
-                     "padding"), _plait.row_block_bytes)
-WORK_ITEM = _struct(("row_block", "shape", "first_row", "num_rows", "kv_head_begin", "num_heads",
-                     "kv_begin", "kv_end", "partial_row", "min_position", "max_position", "padding"),
-                    _plait.work_item_bytes)
-MERGE_SOURCE = _struct(("partial_row", "rows_per_head", "kv_head_begin", "num_heads",
-                        "first_group_head", "num_group_heads"), _plait.merge_source_bytes)
-_ARRAYS = {"row_blocks": ROW_BLOCK, "items": WORK_ITEM, "cta_item_indptr": np.dtype(np.int32),
-           "token_request": np.dtype(np.int32), "token_position": np.dtype(np.int32),
-           "row_map": np.dtype(np.int32), "token_merge_indptr": np.dtype(np.int32),
-           "merge_sources": MERGE_SOURCE}
+ROW_BLOCK = _struct(
+    ("first_block", "first_token", "num_tokens", "kv_len", "kv_pos_begin", "level", "padding"),
+    _plait.row_block_bytes,
+)
+WORK_ITEM = _struct(
+    (
+        "row_block",
+        "shape",
+        "first_row",
+        "num_rows",
+        "kv_head_begin",
+        "num_heads",
+        "kv_begin",
+        "kv_end",
+        "partial_row",
+        "min_position",
+        "max_position",
+        "padding",
+    ),
+    _plait.work_item_bytes,
+)
+MERGE_SOURCE = _struct(
+    (
+        "partial_row",
+        "rows_per_head",
+        "kv_head_begin",
+        "num_heads",
+        "first_group_head",
+        "num_group_heads",
+    ),
+    _plait.merge_source_bytes,
+)
+_ARRAYS = {
+    "row_blocks": ROW_BLOCK,
+    "items": WORK_ITEM,
+    "cta_item_indptr": np.dtype(np.int32),
+    "token_request": np.dtype(np.int32),
+    "token_position": np.dtype(np.int32),
+    "row_map": np.dtype(np.int32),
+    "token_merge_indptr": np.dtype(np.int32),
+    "merge_sources": MERGE_SOURCE,
+}
 
 
 class Plan:
@@ -49,7 +82,9 @@ class Plan:
     def __getattr__(self, name):  # only for names that are not set: the plan's own
         if name in _ARRAYS:
             if self._arrays is None:
-                self._arrays = {n: np.frombuffer(b, _ARRAYS[n]) for n, b in self._data.arrays.items()}
+                self._arrays = {
+                    n: np.frombuffer(b, _ARRAYS[n]) for n, b in self._data.arrays.items()
+                }
             return self._arrays[name]
         if name.startswith("_"):
             raise AttributeError(name)
@@ -82,15 +117,19 @@ class Plan:
         return str(self._data)
 
     def __repr__(self):
-        return (f"<plait.Plan {self.num_tokens} tokens, {len(self.items)} items on {self.num_ctas} "
-                f"CTAs, balance {self.balance:.3f}>")
+        return (
+            f"<plait.Plan {self.num_tokens} tokens, {len(self.items)} items on {self.num_ctas} "
+            f"CTAs, balance {self.balance:.3f}>"
+        )
 
     def to_dict(self) -> dict:
         """Plain lists and numbers; a structured array becomes {field: list}."""
         out = {"candidates": self.candidates, **self._data.numbers}
         for name, dtype in _ARRAYS.items():
             array = getattr(self, name)
-            out[name] = {f: array[f].tolist() for f in dtype.names} if dtype.names else array.tolist()
+            out[name] = (
+                {f: array[f].tolist() for f in dtype.names} if dtype.names else array.tolist()
+            )
         return out
 
     def to_json(self) -> str:
@@ -106,8 +145,9 @@ class Plan:
             for name, dtype in _ARRAYS.items():
                 value = fields.pop(name)
                 if dtype.names:
-                    array = np.zeros(len(value["padding" if "padding" in dtype.names else
-                                               dtype.names[0]]), dtype)
+                    array = np.zeros(
+                        len(value["padding" if "padding" in dtype.names else dtype.names[0]]), dtype
+                    )
                     for field in dtype.names:
                         array[field] = value[field]
                 else:
@@ -119,10 +159,27 @@ class Plan:
         return cls(_plait.PlanData.from_parts(fields, candidates, arrays))
 
 
-def make_plan(qo_indptr, kv_len=None, *, group_size, num_kv_heads, num_ctas=132, tile_kv=64,
-              tile_q=(64,), key_split=None, fixed_us=None, us_per_key=None, merge_us=None,
-              max_partial_rows=None, min_split_keys=None, variant=None, scheduler="auto", kv=None,
-              levels=None, **tables) -> Plan:
+def make_plan(
+    qo_indptr,
+    kv_len=None,
+    *,
+    group_size,
+    num_kv_heads,
+    num_ctas=132,
+    tile_kv=64,
+    tile_q=(64,),
+    key_split=None,
+    fixed_us=None,
+    us_per_key=None,
+    merge_us=None,
+    max_partial_rows=None,
+    min_split_keys=None,
+    variant=None,
+    scheduler="auto",
+    kv=None,
+    levels=None,
+    **tables,
+) -> Plan:
     """Plans on the host alone: no device, no kernel, equal input gives an equal plan.
 
     qo_indptr [n + 1] and kv_len [n] (any integer sequence), or the tables of a format `kv`
@@ -135,26 +192,50 @@ def make_plan(qo_indptr, kv_len=None, *, group_size, num_kv_heads, num_ctas=132,
     arrays = {name: np.asarray(array) for name, array in given(kv_len=kv_len, **tables).items()}
     levels = list(levels or [])
     kv = kv or (ComposedKv(RaggedKv(), len(levels)) if len(levels) > 1 else RaggedKv())
-    if kv.kind == "ragged" and not levels and "kv_indptr" not in arrays and "kv_begin" not in arrays:
-        arrays["kv_begin"] = np.zeros(len(qo_indptr) - 1, np.int64)  # where keys lie is of no matter
+    if (
+        kv.kind == "ragged"
+        and not levels
+        and "kv_indptr" not in arrays
+        and "kv_begin" not in arrays
+    ):
+        arrays["kv_begin"] = np.zeros(
+            len(qo_indptr) - 1, np.int64
+        )  # where keys lie is of no matter
     tiles = [int(t) for t in np.atleast_1d(tile_q)]
     target = _plait.default_target(tiles, num_ctas, tile_kv, group_size, num_kv_heads)
-    for name, value in dict(merge_us=merge_us, max_partial_rows=max_partial_rows,
-                            min_split_keys=min_split_keys).items():
+    for name, value in dict(
+        merge_us=merge_us, max_partial_rows=max_partial_rows, min_split_keys=min_split_keys
+    ).items():
         if value is not None:
             target[name] = value
-    for i, (name, values) in enumerate(dict(key_split=key_split, fixed_us=fixed_us,
-                                            us_per_key=us_per_key).items(), 1):
+    for i, (name, values) in enumerate(
+        dict(key_split=key_split, fixed_us=fixed_us, us_per_key=us_per_key).items(), 1
+    ):
         if values is not None:
-            target["shapes"] = [(*s[:i], v, *s[i + 1:]) for s, v in zip(target["shapes"], values, strict=True)]
-    return Plan(_plait.make_plan(kv, _bounds_of(qo_indptr, arrays, levels), qo_indptr, arrays,
-                                 level_tuples(levels), variant or full(), target, scheduler))
+            target["shapes"] = [
+                (*s[:i], v, *s[i + 1 :]) for s, v in zip(target["shapes"], values, strict=True)
+            ]
+    return Plan(
+        _plait.make_plan(
+            kv,
+            _bounds_of(qo_indptr, arrays, levels),
+            qo_indptr,
+            arrays,
+            level_tuples(levels),
+            variant or full(),
+            target,
+            scheduler,
+        )
+    )
 
 
 def _bounds_of(qo_indptr, tables, levels):
     """Bounds that the batch itself meets: a plan of make_plan is for no Attention."""
     del tables, levels
     huge = 2**31 - 1
-    return _plait.Bounds(requests=max(len(qo_indptr) - 1, 1),
-                         query_tokens=max(int(qo_indptr[-1]) if len(qo_indptr) else 0, 1), keys=huge,
-                         total_pages=huge)
+    return _plait.Bounds(
+        requests=max(len(qo_indptr) - 1, 1),
+        query_tokens=max(int(qo_indptr[-1]) if len(qo_indptr) else 0, 1),
+        keys=huge,
+        total_pages=huge,
+    )

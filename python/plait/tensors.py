@@ -1,4 +1,4 @@
-"""What every module needs to know of tensors: devices by name, outputs in the caller's framework."""
+"""What every module must know of tensors: devices by name, outputs in the caller's framework."""
 
 import sys
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from plait.device_array import DeviceArray
 class Tensor(Protocol):
     """Any array with DLPack: NumPy, torch, plait.DeviceArray, ...
 
-    The class itself stands for a tensor parameter in `plait.custom(params={"slopes": plait.Tensor})`.
+    The class itself stands for a tensor parameter: `plait.custom(params={"slopes": plait.Tensor})`.
     """
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -37,5 +37,7 @@ def empty_like(tensor, shape, float32=False):
         return tensor.new_empty(shape, dtype=torch.float32) if float32 else tensor.new_empty(shape)
     if isinstance(tensor, np.ndarray):
         return np.empty(shape, np.float32 if float32 else tensor.dtype)
-    raise TypeError(f"outputs are made for NumPy, torch and plait.DeviceArray; for "
-                    f"{type(tensor).__name__} give out= and lse=")
+    raise TypeError(
+        f"outputs are made for NumPy, torch and plait.DeviceArray; for "
+        f"{type(tensor).__name__} give out= and lse="
+    )

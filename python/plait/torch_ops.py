@@ -15,10 +15,14 @@ from plait.attention import Attention
 _handles = itertools.count(2)  # 0 and 1 would be specialised on by torch.compile
 _attentions = weakref.WeakValueDictionary()
 _library = torch.library.Library("plait", "FRAGMENT")
-_library.define("attention(SymInt attention, Tensor q, Tensor k, Tensor v, float? sm_scale=None) -> "
-                "(Tensor, Tensor)")
-_library.define("run(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, "
-                "float? sm_scale=None) -> ()")
+_library.define(
+    "attention(SymInt attention, Tensor q, Tensor k, Tensor v, float? sm_scale=None) -> "
+    "(Tensor, Tensor)"
+)
+_library.define(
+    "run(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, "
+    "float? sm_scale=None) -> ()"
+)
 
 
 def handle(attention: Attention) -> int:
@@ -40,8 +44,10 @@ def _attention_of(number):
     try:
         return _attentions[number]
     except KeyError:
-        raise ValueError(f"torch.ops.plait: no Attention has handle {number}; plait.torch_ops.handle() "
-                         f"gives one, while the Attention lives") from None
+        raise ValueError(
+            f"torch.ops.plait: no Attention has handle {number}; plait.torch_ops.handle() "
+            f"gives one, while the Attention lives"
+        ) from None
 
 
 def _attention(number, q, k, v, sm_scale=None):

@@ -29,7 +29,9 @@ def soft_cap(cap: float) -> Variant:
     return _plait.soft_cap(cap)
 
 
-def custom(name: str, struct_name: str, source: str, params=None, use_softmax: bool = True) -> Variant:
+def custom(
+    name: str, struct_name: str, source: str, params=None, use_softmax: bool = True
+) -> Variant:
     """A variant of one's own: C++ text that defines `struct struct_name` (docs/add_a_variant.md).
 
     params: name -> float or int (the default; run(name=value) takes another), or `plait.Tensor` for
@@ -40,8 +42,8 @@ def custom(name: str, struct_name: str, source: str, params=None, use_softmax: b
     >>> import plait
     >>> sigmoid = plait.custom("sigmoid", "Sigmoid", '''
     ... struct Sigmoid {
-    ...   PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float logit) {
-    ...     return 1.0f / (1.0f + exp2(-1.44269504f * (logit + p.bias)));
+    ...   PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float x) {
+    ...     return 1.0f / (1.0f + exp2(-1.44269504f * (x + p.bias)));
     ...   }
     ... };''', params={"bias": -2.0}, use_softmax=False)
     >>> sigmoid.use_softmax
@@ -56,6 +58,8 @@ def custom(name: str, struct_name: str, source: str, params=None, use_softmax: b
         elif isinstance(value, float):
             listed.append(_plait.variant_param(param, "float", value))
         else:
-            raise TypeError(f"custom {name!r}: params[{param!r}] is {value!r}; taken are a float, an "
-                            f"int and plait.Tensor")
+            raise TypeError(
+                f"custom {name!r}: params[{param!r}] is {value!r}; taken are a float, an "
+                f"int and plait.Tensor"
+            )
     return _plait.custom(name, struct_name, source, listed, use_softmax)

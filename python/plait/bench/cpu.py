@@ -33,11 +33,16 @@ def _sdpa(workload):
 
     w = workload
     q = tensor(w.q).view(w.batch, w.q_len, w.num_qo_heads, w.head_dim).transpose(1, 2).contiguous()
-    k, v = (torch.stack([tensor(w.keys_values(i)[n]) for i in range(w.batch)]).transpose(1, 2).contiguous()
-            for n in (0, 1))
+    k, v = (
+        torch.stack([tensor(w.keys_values(i)[n]) for i in range(w.batch)])
+        .transpose(1, 2)
+        .contiguous()
+        for n in (0, 1)
+    )
     causal = w.causal and w.q_len > 1  # top left and bottom right agree: q_len is 1 or kv_len
-    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal,
-                                                                    enable_gqa=True)
+    return lambda: torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=True
+    )
 
 
 def cpu():

@@ -12,8 +12,10 @@ def _measure(workload):
     seconds = timing["median_us"] * 1e-6
     flops, moved = workload.work()
     case = f"{workload.name}, {workload.attention.kernel_name}"
-    rows = [row(case, "time", timing["median_us"], "us"),
-            row(case, "fastest graph", timing["min_us"], "us")]
+    rows = [
+        row(case, "time", timing["median_us"], "us"),
+        row(case, "fastest graph", timing["min_us"], "us"),
+    ]
     if workload.q_len == 1:
         rows.append(row(case, "bandwidth", moved / seconds / 1e12, "TB/s"))
     else:
@@ -24,11 +26,17 @@ def _measure(workload):
 
 def prefill(device="cuda", kernel="auto"):
     """4 x 4096, ragged, causal and full, 32/8 heads, d 128, bfloat16."""
-    return [r for causal in (True, False)
-            for r in _measure(Workload(4, 4096, 4096, causal=causal, device=device, kernel=kernel))]
+    return [
+        r
+        for causal in (True, False)
+        for r in _measure(Workload(4, 4096, 4096, causal=causal, device=device, kernel=kernel))
+    ]
 
 
 def decode(device="cuda", kernel="auto"):
     """64 x 4096 keys in shuffled pages of 16 and of 1, 32/8 heads, d 128, bfloat16."""
-    return [r for page_size in (16, 1)
-            for r in _measure(Workload(64, 1, 4096, page_size=page_size, device=device, kernel=kernel))]
+    return [
+        r
+        for page_size in (16, 1)
+        for r in _measure(Workload(64, 1, 4096, page_size=page_size, device=device, kernel=kernel))
+    ]

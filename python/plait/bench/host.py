@@ -38,15 +38,30 @@ def median_us(work, calls, rounds=9):
 
 def overhead():
     """Python calls on NumPy tensors whose work is nothing: one token, one key, one head."""
-    attention = Attention(num_qo_heads=1, num_kv_heads=1, head_dim=8, dtype="float32",
-                          bounds=Bounds(requests=1, query_tokens=1, keys=1))
+    attention = Attention(
+        num_qo_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        dtype="float32",
+        bounds=Bounds(requests=1, query_tokens=1, keys=1),
+    )
     q = k = v = np.ones((1, 1, 8), np.float32)
     out, lse = np.empty_like(q), np.empty((1, 1), np.float32)
     indptr = np.array([0, 1], np.int32)
     attention.plan(qo_indptr=indptr, kv_indptr=indptr)
     case = "1 token, 1 key, 1 head of 8, NumPy"
-    return [row(case, "run", median_us(lambda: attention.run(q, (k, v)), 2000), "us"),
-            row(case, "run with out= and lse=",
-                median_us(lambda: attention.run(q, (k, v), out=out, lse=lse), 2000), "us"),
-            row(case, "plan", median_us(
-                lambda: attention.plan(qo_indptr=indptr, kv_indptr=indptr), 2000), "us")]
+    return [
+        row(case, "run", median_us(lambda: attention.run(q, (k, v)), 2000), "us"),
+        row(
+            case,
+            "run with out= and lse=",
+            median_us(lambda: attention.run(q, (k, v), out=out, lse=lse), 2000),
+            "us",
+        ),
+        row(
+            case,
+            "plan",
+            median_us(lambda: attention.plan(qo_indptr=indptr, kv_indptr=indptr), 2000),
+            "us",
+        ),
+    ]

@@ -1,4 +1,4 @@
-"""A batch with data, as the measurements share it: drawn once, laid out ragged or in shuffled pages,
+"""A batch with data, as the measurements share it: laid out ragged or in shuffled pages, and
 checked on sampled rows before anything is timed."""
 
 from dataclasses import dataclass
@@ -50,7 +50,9 @@ class Workload:
             pages = -(-self.kv_len // self.page_size)
             table = rng.permutation(self.batch * pages).astype(np.int32).reshape(self.batch, pages)
             position = np.arange(self.kv_len)
-            slots = table[:, position // self.page_size] * self.page_size + position % self.page_size
+            slots = (
+                table[:, position // self.page_size] * self.page_size + position % self.page_size
+            )
             tables = dict(kv_len=kv_len, block_table=table)
             kv, num_slots = PagedKv(self.page_size), self.batch * pages * self.page_size
         else:
@@ -60,18 +62,29 @@ class Workload:
         for source in (self._bank_k, self._bank_v):
             array = np.zeros((num_slots, *source.shape[1:]), source.dtype)
             array[slots.ravel()] = source[self._content]
-            cached.append(array.reshape(-1, self.page_size, *array.shape[1:]) if self.page_size else array)
+            cached.append(
+                array.reshape(-1, self.page_size, *array.shape[1:]) if self.page_size else array
+            )
         self.cache = tuple(cached)
         self.attention = Attention(
-            num_qo_heads=self.num_qo_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
-            dtype=self.dtype, kv=kv, device=self.device, kernel=self.kernel,
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            kv=kv,
+            device=self.device,
+            kernel=self.kernel,
             variant=causal() if self.causal else full(),
-            bounds=Bounds(requests=self.batch, query_tokens=tokens, keys=self.kv_len,
-                          max_q_len=self.q_len))
+            bounds=Bounds(
+                requests=self.batch, query_tokens=tokens, keys=self.kv_len, max_q_len=self.q_len
+            ),
+        )
         if self.device != "cpu":
             self.q_host = self.q
             self.q = DeviceArray.from_numpy(self.q, self.device, self.dtype)
-            self.cache = tuple(DeviceArray.from_numpy(x, self.device, self.dtype) for x in self.cache)
+            self.cache = tuple(
+                DeviceArray.from_numpy(x, self.device, self.dtype) for x in self.cache
+            )
         else:
             self.q_host = self.q
         self.plan = self.attention.plan(qo_indptr=qo_indptr, **tables)
@@ -83,7 +96,7 @@ class Workload:
         self.attention.run(self.q, self.cache, out=self.out, lse=self.lse, stream=stream)
 
     def keys_values(self, request):
-        content = self._content[request * self.kv_len:(request + 1) * self.kv_len]
+        content = self._content[request * self.kv_len : (request + 1) * self.kv_len]
         return self._bank_k[content], self._bank_v[content]
 
     def _check(self, rng, num_rows=6):
@@ -93,21 +106,38 @@ class Workload:
         for at in rng.choice(len(out), min(num_rows, len(out)), replace=False):
             request, i = divmod(int(at), self.q_len)
             k, v = self.keys_values(request)
-            check.add(self.q_host[at], k, v, out[at], lse[at], causal=self.causal,
-                      q_pos=np.array([i + self.kv_len - self.q_len]))
+            check.add(
+                self.q_host[at],
+                k,
+                v,
+                out[at],
+                lse[at],
+                causal=self.causal,
+                q_pos=np.array([i + self.kv_len - self.q_len]),
+            )
         if not check.worst <= 1:
             raise RuntimeError(f"{self.name}: a sampled row is off: {check.describe()}")
 
     @property
     def name(self):
         layout = f"page {self.page_size}" if self.page_size else "ragged"
-        kind = f"decode {self.batch} x {self.kv_len}" if self.q_len == 1 else (
-            f"prefill {'causal' if self.causal else 'full'} {self.batch} x {self.q_len}")
-        return f"{kind}, {layout}, {self.dtype}, {self.num_qo_heads}/{self.num_kv_heads} heads, d {self.head_dim}"
+        kind = (
+            f"decode {self.batch} x {self.kv_len}"
+            if self.q_len == 1
+            else (f"prefill {'causal' if self.causal else 'full'} {self.batch} x {self.q_len}")
+        )
+        heads = f"{self.num_qo_heads}/{self.num_kv_heads} heads, d {self.head_dim}"
+        return f"{kind}, {layout}, {self.dtype}, {heads}"
 
     def work(self):
         """(flops, bytes) of a run."""
         lengths = np.full(self.batch, self.q_len), np.full(self.batch, self.kv_len)
-        return attention_work(*lengths, num_qo_heads=self.num_qo_heads, num_kv_heads=self.num_kv_heads,
-                              head_dim_qk=self.head_dim, head_dim_vo=self.head_dim, dtype=self.dtype,
-                              causal=self.causal)
+        return attention_work(
+            *lengths,
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim_qk=self.head_dim,
+            head_dim_vo=self.head_dim,
+            dtype=self.dtype,
+            causal=self.causal,
+        )

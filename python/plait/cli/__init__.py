@@ -6,8 +6,12 @@ import typer
 
 from plait.cli import bench, cache, compile_kernels, doctor, plan, replay
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Attention for LLM serving: replays, plans, kernels, measurements.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Attention for LLM serving: replays, plans, kernels, measurements.",
+)
 app.command("replay")(replay.replay_command)
 app.command("doctor")(doctor.doctor_command)
 app.command("plan")(plan.plan_command)
@@ -17,7 +21,7 @@ app.command("bench")(bench.bench_command)
 
 
 def main():
-    """Entry point. What the caller got wrong, or the machine lacks, is one line on stderr, exit 2."""
+    """Entry point. A mistake of the caller, or a lack of the machine: one line, exit code 2."""
     try:
         app()
     except (ValueError, RuntimeError, OSError) as error:

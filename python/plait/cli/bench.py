@@ -24,27 +24,40 @@ def bench_command(
     which: Annotated[Bench, typer.Argument(help="prefill and decode need a GPU")],
     device: Annotated[str, typer.Option(help="of prefill and decode")] = "cuda",
     kernel: Annotated[str, typer.Option(help="of prefill and decode: auto, plain, sm90a")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="a list of case, metric, value, unit")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="a list of case, metric, value, unit")
+    ] = False,
 ):
-    """Measure, and print a row a figure. A result on data is checked on sampled rows before it is timed."""
+    """Measure; a row a figure. Results on data are checked on sampled rows first."""
     from plait.bench import cpu, gpu, host
 
     on_gpu = which in (Bench.prefill, Bench.decode)
     if not on_gpu and (device, kernel) != ("cuda", "auto"):
-        raise typer.BadParameter(f"--device and --kernel go with prefill and decode, not with {which.value}")
+        raise typer.BadParameter(
+            f"--device and --kernel go with prefill and decode, not with {which.value}"
+        )
     if on_gpu:
         use_wheels()
         if not json:
             console.print(_plait.describe_gpu(parse_device(device)))
         rows = (gpu.prefill if which is Bench.prefill else gpu.decode)(device, kernel)
     else:
-        rows = {Bench.plan: host.plan, Bench.balance: host.balance, Bench.overhead: host.overhead,
-                Bench.cpu: cpu.cpu}[which]()
+        rows = {
+            Bench.plan: host.plan,
+            Bench.balance: host.balance,
+            Bench.overhead: host.overhead,
+            Bench.cpu: cpu.cpu,
+        }[which]()
     if json:
         print_json(rows)
         return
     for case in dict.fromkeys(r["case"] for r in rows):
         console.print(case, style="bold", soft_wrap=True)
-        print_table(["", ">", ""],
-                    [("  " + r["metric"], f"{r['value']:.5g}", r["unit"]) for r in rows
-                     if r["case"] == case])
+        print_table(
+            ["", ">", ""],
+            [
+                ("  " + r["metric"], f"{r['value']:.5g}", r["unit"])
+                for r in rows
+                if r["case"] == case
+            ],
+        )

@@ -16,7 +16,9 @@ def _lengths(text, what):
     try:
         values = [int(x) for x in text.split(",") if x.strip()]
     except ValueError:
-        raise typer.BadParameter(f"{what} is {text!r}; wanted are integers, comma-separated") from None
+        raise typer.BadParameter(
+            f"{what} is {text!r}; wanted are integers, comma-separated"
+        ) from None
     if any(x < 0 for x in values):
         raise typer.BadParameter(f"{what} has a negative length: {text!r}")
     return np.array(values, np.int64)
@@ -39,8 +41,12 @@ def trace_step(path, scale, number, max_batch, chunk, page_size=16):
 
 def plan_command(
     kv_len: Annotated[str | None, typer.Option(help="keys of each request: 4096,17,300")] = None,
-    q_len: Annotated[str | None, typer.Option(help="query tokens of each request; default: 1 each")] = None,
-    trace: Annotated[Path | None, typer.Option(help="take the lengths from a step of its replay", exists=True)] = None,
+    q_len: Annotated[
+        str | None, typer.Option(help="query tokens of each request; default: 1 each")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="take the lengths from a step of its replay", exists=True)
+    ] = None,
     step: Annotated[int, typer.Option(help="which step of the trace, from 0")] = 0,
     scale: Annotated[str, typer.Option(help="of the trace")] = "1",
     max_batch: Annotated[int, typer.Option(help="of the trace")] = 64,
@@ -55,11 +61,13 @@ def plan_command(
     scheduler: Annotated[str, typer.Option(help="auto, lpt")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="the whole plan as one object")] = False,
 ):
-    """Plan a batch, given by lengths or by a step of a trace, and print choices, items and merges."""
+    """Plan a batch, given by lengths or by a step of a trace; print choices, items and merges."""
     if (kv_len is None) == (trace is None):
         raise typer.BadParameter("give either --kv-len or --trace")
     if num_kv_heads < 1 or num_qo_heads % num_kv_heads:
-        raise typer.BadParameter(f"--num-qo-heads {num_qo_heads} is no multiple of --num-kv-heads {num_kv_heads}")
+        raise typer.BadParameter(
+            f"--num-qo-heads {num_qo_heads} is no multiple of --num-kv-heads {num_kv_heads}"
+        )
     if trace is not None:
         if q_len is not None:
             raise typer.BadParameter("--q-len goes with --kv-len; a trace has its own")
@@ -68,12 +76,21 @@ def plan_command(
         kv_lens = _lengths(kv_len, "--kv-len")
         q_lens = np.ones_like(kv_lens) if q_len is None else _lengths(q_len, "--q-len")
         if len(q_lens) != len(kv_lens):
-            raise typer.BadParameter(f"{len(q_lens)} lengths in --q-len, {len(kv_lens)} in --kv-len")
+            raise typer.BadParameter(
+                f"{len(q_lens)} lengths in --q-len, {len(kv_lens)} in --kv-len"
+            )
     variant = causal() if causal_ else full()
     if window_left >= 0:
         variant = variant | sliding_window(window_left)
-    plan = make_plan(np.concatenate([[0], np.cumsum(q_lens)]), kv_lens, variant=variant,
-                     group_size=num_qo_heads // num_kv_heads, num_kv_heads=num_kv_heads,
-                     num_ctas=num_ctas, tile_kv=tile_kv,
-                     tile_q=[int(t) for t in _lengths(tile_q, "--tile-q")], scheduler=scheduler)
+    plan = make_plan(
+        np.concatenate([[0], np.cumsum(q_lens)]),
+        kv_lens,
+        variant=variant,
+        group_size=num_qo_heads // num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        num_ctas=num_ctas,
+        tile_kv=tile_kv,
+        tile_q=[int(t) for t in _lengths(tile_q, "--tile-q")],
+        scheduler=scheduler,
+    )
     print(plan.to_json() if json else plan)

@@ -14,7 +14,9 @@ from plait.replay.trace import read_trace
 
 
 def replay_command(
-    trace: Annotated[Path, typer.Argument(help="Mooncake JSONL or Azure CSV", exists=True, dir_okay=False)],
+    trace: Annotated[
+        Path, typer.Argument(help="Mooncake JSONL or Azure CSV", exists=True, dir_okay=False)
+    ],
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:<index>")] = "cpu",
     num_qo_heads: Annotated[int, typer.Option()] = Options.num_qo_heads,
     num_kv_heads: Annotated[int, typer.Option()] = Options.num_kv_heads,
@@ -23,11 +25,17 @@ def replay_command(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16")] = Options.dtype,
     kernel: Annotated[str, typer.Option(help="auto, plain, sm90a")] = Options.kernel,
     scheduler: Annotated[str, typer.Option(help="auto, lpt")] = Options.scheduler,
-    scale: Annotated[str, typer.Option(help="of lengths and of the 512-token blocks alike")] = "1/32",
+    scale: Annotated[
+        str, typer.Option(help="of lengths and of the 512-token blocks alike")
+    ] = "1/32",
     max_batch: Annotated[int, typer.Option(help="requests a step")] = Options.max_batch,
     chunk: Annotated[int, typer.Option(help="query tokens a step")] = Options.chunk,
-    pages: Annotated[int | None, typer.Option(help="of the cache; default: 1 GiB of them, 16 GiB on a GPU")] = None,
-    step_ms: Annotated[float | None, typer.Option(help="trace time a step; default 20 / scale")] = None,
+    pages: Annotated[
+        int | None, typer.Option(help="of the cache; default: 1 GiB of them, 16 GiB on a GPU")
+    ] = None,
+    step_ms: Annotated[
+        float | None, typer.Option(help="trace time a step; default 20 / scale")
+    ] = None,
     requests: Annotated[int | None, typer.Option(help="only the first ones")] = None,
     steps: Annotated[int | None, typer.Option(help="stop after so many")] = None,
     check: Annotated[int, typer.Option(help="check every Nth step; 0: none")] = Options.check_every,
@@ -41,19 +49,41 @@ def replay_command(
     if step_ms is None:  # lengths shrink with the scale, time does not
         numerator, _, denominator = scale.partition("/")
         step_ms = Options.step_ms * float(denominator or 1) / float(numerator)
-    options = Options(device=device, num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads,
-                      head_dim=head_dim, page_size=page_size, dtype=dtype, kernel=kernel,
-                      scheduler=scheduler, max_batch=max_batch, chunk=chunk, pages=pages,
-                      step_ms=step_ms, max_steps=steps, check_every=check, check_rows=check_rows,
-                      seed=seed)
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                  TextColumn("requests"), TimeElapsedColumn(), console=console,
-                  disable=json) as progress:
+    options = Options(
+        device=device,
+        num_qo_heads=num_qo_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        kernel=kernel,
+        scheduler=scheduler,
+        max_batch=max_batch,
+        chunk=chunk,
+        pages=pages,
+        step_ms=step_ms,
+        max_steps=steps,
+        check_every=check,
+        check_rows=check_rows,
+        seed=seed,
+    )
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        TimeElapsedColumn(),
+        console=console,
+        disable=json,
+    ) as progress:
         task = progress.add_task("replay", total=len(rows))
 
         def on_step(engine, report):
-            progress.update(task, completed=report.requests,
-                            description=f"step {report.steps}, {len(engine.running)} running")
+            progress.update(
+                task,
+                completed=report.requests,
+                description=f"step {report.steps}, {len(engine.running)} running",
+            )
 
         report = replay(rows, options, on_step)
     summary = summarise(report)
@@ -76,6 +106,9 @@ def _spread(values):
 def summarise(report):
     """The table's rows."""
     seconds = sum(report.run_us) * 1e-6
+    balance = "-"
+    if report.balance:
+        balance = f"mean {np.mean(report.balance):.3f}, worst {np.max(report.balance):.3f}"
     return {
         "kernel": report.kernel,
         "steps": report.steps,
@@ -89,8 +122,7 @@ def summarise(report):
         "run us": _spread(report.run_us),
         "work": rate(report.flops, seconds, "FLOP"),
         "memory": rate(report.bytes, seconds, "B"),
-        "balance (busiest CTA / mean)":
-            f"mean {np.mean(report.balance):.3f}, worst {np.max(report.balance):.3f}" if report.balance else "-",
+        "balance (busiest CTA / mean)": balance,
         "steps checked": report.steps_checked,
         "rows checked": report.rows_checked,
         "largest error": f"{report.largest_error:.3g}",

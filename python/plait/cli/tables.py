@@ -14,10 +14,16 @@ def print_json(value):
 
 def print_table(columns, rows):
     """columns: names; one that starts with > is right-aligned."""
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(c.strip(" >") for c in columns))
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        show_header=any(c.strip(" >") for c in columns),
+    )
     for name in columns:
-        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left",
-                         overflow="fold")
+        table.add_column(
+            name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)

@@ -20,29 +20,31 @@ class Running:
     """A request that has pages."""
 
     request: TraceRequest
-    index: int                 # in the trace: says which content its tokens have
-    slot: int                  # its row of the block table
+    index: int  # in the trace: says which content its tokens have
+    slot: int  # its row of the block table
     pages: list = field(default_factory=list)
-    num_cached: int = 0        # tokens whose K and V are in the cache
-    num_published: int = 0     # pages that others may share
-    num_new: int = 0           # tokens of the step
+    num_cached: int = 0  # tokens whose K and V are in the cache
+    num_published: int = 0  # pages that others may share
+    num_new: int = 0  # tokens of the step
 
     @property
     def length(self):
-        return self.request.input_len + self.request.output_len - 1  # the last token is not fed back
+        return (
+            self.request.input_len + self.request.output_len - 1
+        )  # the last token is not fed back
 
 
 @dataclass
 class Step:
     """What runs: the arrays that append_kv and plan take, and who is who."""
 
-    running: list              # Running, in batch order
-    qo_indptr: np.ndarray      # int32 [n + 1]
-    kv_len: np.ndarray         # int32 [n], new tokens included
-    request_map: np.ndarray    # int32 [n]: rows of block_table
+    running: list  # Running, in batch order
+    qo_indptr: np.ndarray  # int32 [n + 1]
+    kv_len: np.ndarray  # int32 [n], new tokens included
+    request_map: np.ndarray  # int32 [n]: rows of block_table
     batch_indices: np.ndarray  # int32 [tokens]
-    positions: np.ndarray      # int32 [tokens]
-    block_table: np.ndarray    # int32 [max_batch, max pages]; the same array every step
+    positions: np.ndarray  # int32 [tokens]
+    block_table: np.ndarray  # int32 [max_batch, max pages]; the same array every step
 
 
 class Engine:
@@ -56,14 +58,16 @@ class Engine:
         longest = max((r.input_len + r.output_len for r in trace), default=1)
         self.max_pages = -(-longest // page_size)
         if self.max_pages > num_pages:
-            raise ValueError(f"the longest request has {longest} tokens, {self.max_pages} pages of "
-                             f"{page_size}; the cache has {num_pages}")
+            raise ValueError(
+                f"the longest request has {longest} tokens, {self.max_pages} pages of "
+                f"{page_size}; the cache has {num_pages}"
+            )
         if chunk < max_batch:
             raise ValueError(f"chunk is {chunk} tokens a step, less than max_batch {max_batch}")
         self.page_size, self.max_batch, self.chunk = page_size, max_batch, chunk
         self.pool = PagePool(num_pages)
         self.waiting = deque(enumerate(trace))
-        self.running = []                   # by admission
+        self.running = []  # by admission
         self.free_slots = list(range(max_batch))[::-1]
         self.block_table = np.zeros((max_batch, self.max_pages), np.int32)
         self.num_finished = self.num_preempted = self.num_shared_tokens = 0
@@ -79,7 +83,7 @@ class Engine:
         scheduled = []
         # Decodes first, so that a long prompt delays nobody; each keeps its place by admission.
         for r in sorted(self.running, key=lambda r: r.num_cached < r.request.input_len):
-            if r not in self.running:       # preempted meanwhile
+            if r not in self.running:  # preempted meanwhile
                 continue
             decodes = r.num_cached >= r.request.input_len
             r.num_new = min(1 if decodes else r.request.input_len - r.num_cached, budget)
@@ -104,8 +108,12 @@ class Engine:
         return self.waiting[0][1].arrival_ms
 
     def _admit(self, now_ms):
-        while (self.waiting and self.free_slots and self.pool.num_free > 0
-               and self.waiting[0][1].arrival_ms <= now_ms):
+        while (
+            self.waiting
+            and self.free_slots
+            and self.pool.num_free > 0
+            and self.waiting[0][1].arrival_ms <= now_ms
+        ):
             index, request = self.waiting.popleft()
             r = Running(request, index, self.free_slots.pop())
             # At least the last prompt token is computed: somebody must have its query.
@@ -164,8 +172,15 @@ class Engine:
         qo_indptr = np.zeros(len(scheduled) + 1, np.int32)
         np.cumsum(num_new, out=qo_indptr[1:])
         batch_indices = np.repeat(np.arange(len(scheduled), dtype=np.int32), num_new)
-        positions = (np.arange(qo_indptr[-1], dtype=np.int32)
-                     + np.repeat(cached - qo_indptr[:-1], num_new))
-        return Step(scheduled, qo_indptr, cached + num_new,
-                    np.array([r.slot for r in scheduled], np.int32), batch_indices, positions,
-                    self.block_table)
+        positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(
+            cached - qo_indptr[:-1], num_new
+        )
+        return Step(
+            scheduled,
+            qo_indptr,
+            cached + num_new,
+            np.array([r.slot for r in scheduled], np.int32),
+            batch_indices,
+            positions,
+            self.block_table,
+        )

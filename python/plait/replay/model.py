@@ -1,7 +1,7 @@
 """Stands for the model: draws queries, keys and values from a seed.
 
-Keys and values depend on the content of a token alone, so that requests that share a prefix agree on
-it, and so that a check can draw them again without reading the cache.
+Keys and values depend on the content of a token alone, so that requests that share a prefix agree
+on it, and so that a check can draw them again without reading the cache.
 """
 
 import numpy as np
@@ -16,10 +16,16 @@ class Model:
         rng = np.random.default_rng(seed)
 
         def bank(num_heads, scale):
-            values = rng.standard_normal((_BANK, num_heads, head_dim), np.float32) * np.float32(scale)
+            values = rng.standard_normal((_BANK, num_heads, head_dim), np.float32) * np.float32(
+                scale
+            )
             return to_storage(values, dtype)
 
-        self._q, self._k, self._v = bank(num_qo_heads, 2), bank(num_kv_heads, 1), bank(num_kv_heads, 1)
+        self._q, self._k, self._v = (
+            bank(num_qo_heads, 2),
+            bank(num_kv_heads, 1),
+            bank(num_kv_heads, 1),
+        )
 
     def query(self, running, positions):
         """[tokens, num_qo_heads, head_dim] of a request's queries at `positions`."""
@@ -45,8 +51,9 @@ def _content(running, positions):
 def _mix(a, b):
     """A 64-bit hash of two integers (splitmix64's finaliser)."""
     with np.errstate(over="ignore"):
-        z = (np.asarray(a).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-             + np.asarray(b).astype(np.uint64))
+        z = np.asarray(a).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.asarray(b).astype(
+            np.uint64
+        )
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))

@@ -10,8 +10,8 @@ from collections import OrderedDict
 class PagePool:
     def __init__(self, num_pages):
         self._refs = [0] * num_pages
-        self._content = [None] * num_pages              # page -> key
-        self._by_content = {}                           # key -> page
+        self._content = [None] * num_pages  # page -> key
+        self._by_content = {}  # key -> page
         self._free = OrderedDict.fromkeys(range(num_pages))  # the least lately freed first
         self.num_pages = num_pages
 

@@ -1,4 +1,4 @@
-"""The replay itself: every step of the engine is appended, planned and run, and some are checked."""
+"""The replay itself: every step of the engine is appended, planned and run; some are checked."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from plait.replay.memory import memory_on
 from plait.replay.model import Model
 from plait.variants import causal
 
-_STEP_MS = 20.0            # of trace time that a step takes at scale 1
+_STEP_MS = 20.0  # of trace time that a step takes at scale 1
 _CACHE_BYTES = {"cpu": 1 << 30, "cuda": 16 << 30}
 
 
@@ -31,11 +31,11 @@ class Options:
     scheduler: str = "auto"
     max_batch: int = 64
     chunk: int = 512
-    pages: int | None = None    # None: as many as fit the cache's default size
-    step_ms: float = _STEP_MS   # of trace time a step
+    pages: int | None = None  # None: as many as fit the cache's default size
+    step_ms: float = _STEP_MS  # of trace time a step
     max_steps: int | None = None
-    check_every: int = 10       # steps; 0: no step is checked
-    check_rows: int = 8         # of a checked step
+    check_every: int = 10  # steps; 0: no step is checked
+    check_rows: int = 8  # of a checked step
     seed: int = 0
 
 
@@ -48,7 +48,7 @@ class Report:
     tokens: int = 0
     requests: int = 0
     preempted: int = 0
-    shared_tokens: int = 0      # found in pages of other requests
+    shared_tokens: int = 0  # found in pages of other requests
     max_batch: int = 0
     flops: int = 0
     bytes: int = 0
@@ -60,14 +60,15 @@ class Report:
     rows_checked: int = 0
     largest_error: float = 0.0
     largest_lse_error: float = 0.0
-    worst: float = 0.0          # largest error / what is allowed; more than 1: a check failed
+    worst: float = 0.0  # largest error / what is allowed; more than 1: a check failed
     failures: list = field(default_factory=list)
 
 
 def default_pages(options, max_pages):
     """As many pages as max_batch requests need, within the default size of the cache."""
-    page_bytes = (2 * options.page_size * options.num_kv_heads * options.head_dim
-                  * DTYPE_BYTES[options.dtype])
+    page_bytes = (
+        2 * options.page_size * options.num_kv_heads * options.head_dim * DTYPE_BYTES[options.dtype]
+    )
     fitting = _CACHE_BYTES[options.device.partition(":")[0]] // page_bytes
     return max(min(options.max_batch * max_pages, fitting), max_pages)
 
@@ -75,44 +76,75 @@ def default_pages(options, max_pages):
 def replay(trace, options, on_step=lambda engine, report: None):
     """Replays a trace. Calls on_step(engine, report) after every step; returns the Report.
 
-    Raises ValueError for options that the library or the engine refuses. A step that fails its check
-    is in report.failures.
+    Raises ValueError for options that the library or the engine refuses. A step that fails its
+    check is in report.failures.
     """
     kv = PagedKv(options.page_size)
     longest = max((r.input_len + r.output_len for r in trace), default=1)
     max_pages = -(-longest // options.page_size)
     attention = Attention(
-        num_qo_heads=options.num_qo_heads, num_kv_heads=options.num_kv_heads,
-        head_dim=options.head_dim, dtype=options.dtype, kv=kv, device=options.device,
-        variant=causal(), kernel=options.kernel, scheduler=options.scheduler,
-        bounds=Bounds(requests=options.max_batch, query_tokens=options.chunk,
-                      keys=max_pages * options.page_size,
-                      total_pages=options.max_batch * max_pages))
+        num_qo_heads=options.num_qo_heads,
+        num_kv_heads=options.num_kv_heads,
+        head_dim=options.head_dim,
+        dtype=options.dtype,
+        kv=kv,
+        device=options.device,
+        variant=causal(),
+        kernel=options.kernel,
+        scheduler=options.scheduler,
+        bounds=Bounds(
+            requests=options.max_batch,
+            query_tokens=options.chunk,
+            keys=max_pages * options.page_size,
+            total_pages=options.max_batch * max_pages,
+        ),
+    )
     num_pages = default_pages(options, max_pages) if options.pages is None else options.pages
-    engine = Engine(trace, page_size=options.page_size, num_pages=num_pages,
-                    max_batch=options.max_batch, chunk=options.chunk)
-    heads = dict(num_qo_heads=options.num_qo_heads, num_kv_heads=options.num_kv_heads,
-                 head_dim=options.head_dim, dtype=options.dtype)
+    engine = Engine(
+        trace,
+        page_size=options.page_size,
+        num_pages=num_pages,
+        max_batch=options.max_batch,
+        chunk=options.chunk,
+    )
+    heads = dict(
+        num_qo_heads=options.num_qo_heads,
+        num_kv_heads=options.num_kv_heads,
+        head_dim=options.head_dim,
+        dtype=options.dtype,
+    )
     model = Model(**heads, seed=options.seed)
     memory = memory_on(options.device, options.dtype)
-    cache = tuple(memory.nan((num_pages, options.page_size, options.num_kv_heads, options.head_dim))
-                  for _ in "kv")
+    cache = tuple(
+        memory.nan((num_pages, options.page_size, options.num_kv_heads, options.head_dim))
+        for _ in "kv"
+    )
     checker = _Checker(model, options)
     report = Report(kernel=attention.kernel_name)
     now_ms = trace[0].arrival_ms if trace else 0.0
     while not engine.done and (options.max_steps is None or report.steps < options.max_steps):
         step = engine.schedule(now_ms)
-        if step is None:                    # everything that arrived is done
+        if step is None:  # everything that arrived is done
             now_ms = max(now_ms, engine.next_arrival_ms())
             continue
         out, lse = _run_step(step, options, attention, model, memory, cache, report)
         if options.check_every and report.steps % options.check_every == 0:
             checker.check(step, memory.download(out), memory.download(lse), report)
-        report.flops, report.bytes = (a + b for a, b in zip(
-            (report.flops, report.bytes),
-            attention_work(np.diff(step.qo_indptr), step.kv_len, num_qo_heads=options.num_qo_heads,
-                           num_kv_heads=options.num_kv_heads, head_dim_qk=options.head_dim,
-                           head_dim_vo=options.head_dim, dtype=options.dtype)))
+        report.flops, report.bytes = (
+            a + b
+            for a, b in zip(
+                (report.flops, report.bytes),
+                attention_work(
+                    np.diff(step.qo_indptr),
+                    step.kv_len,
+                    num_qo_heads=options.num_qo_heads,
+                    num_kv_heads=options.num_kv_heads,
+                    head_dim_qk=options.head_dim,
+                    head_dim_vo=options.head_dim,
+                    dtype=options.dtype,
+                ),
+            )
+        )
         engine.finish(step)
         now_ms += options.step_ms
         report.steps += 1
@@ -141,9 +173,18 @@ def _run_step(step, options, attention, model, memory, cache, report):
         times.append((time.perf_counter() - start) * 1e6)
         return result
 
-    timed(report.append_us, lambda: append_kv(
-        k_new, v_new, cache, kv=PagedKv(options.page_size),
-        batch_indices=step.batch_indices, positions=step.positions, **tables))
+    timed(
+        report.append_us,
+        lambda: append_kv(
+            k_new,
+            v_new,
+            cache,
+            kv=PagedKv(options.page_size),
+            batch_indices=step.batch_indices,
+            positions=step.positions,
+            **tables,
+        ),
+    )
     start = time.perf_counter()  # of the host alone: plan waits for nothing
     plan = attention.plan(qo_indptr=step.qo_indptr, kv_len=step.kv_len, **tables)
     report.plan_us.append((time.perf_counter() - start) * 1e6)
@@ -170,12 +211,15 @@ class _Checker:
             keys = np.arange(step.positions[row] + 1)
             head = self._rng.integers(self._options.num_kv_heads)  # one a row: keys may be many
             heads = slice(head * group, (head + 1) * group)
-            k, v = (x[:, head:head + 1] for x in self._model.keys_values(r, keys))
-            check.add(self._model.query(r, keys[-1:])[0, heads], k, v, out[row, heads], lse[row, heads])
+            k, v = (x[:, head : head + 1] for x in self._model.keys_values(r, keys))
+            check.add(
+                self._model.query(r, keys[-1:])[0, heads], k, v, out[row, heads], lse[row, heads]
+            )
         report.steps_checked += 1
         report.rows_checked += len(rows)
         report.largest_error, report.largest_lse_error = np.maximum(  # NaN stays
-            (report.largest_error, report.largest_lse_error), check.error)
+            (report.largest_error, report.largest_lse_error), check.error
+        )
         report.worst = np.maximum(report.worst, check.worst)
         if not check.worst <= 1:  # NaN fails too
             report.failures.append(f"step {report.steps}, rows {sorted(rows)}: {check.describe()}")

@@ -1,4 +1,4 @@
-"""Reads serving traces as they are published: Mooncake JSONL and Azure CSV, told apart by content."""
+"""Reads serving traces as published: Mooncake JSONL and Azure CSV, told apart by content."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ class TraceRequest:
     arrival_ms: float
     input_len: int
     output_len: int
-    hash_ids: tuple = ()   # one a block of the input; an equal id: an equal block and all before it
+    hash_ids: tuple = ()  # one a block of the input; an equal id: an equal block and all before it
     block_tokens: int = 0  # tokens a block; 0: no blocks are known
 
 
@@ -30,7 +30,9 @@ def read_trace(path, scale="1", limit=None):
     """
     scale = Fraction(str(scale))
     if scale <= 0 or (scale * MOONCAKE_BLOCK).denominator != 1:
-        raise ValueError(f"scale is {scale}; 512 * scale must be a whole number of tokens, at least 1")
+        raise ValueError(
+            f"scale is {scale}; 512 * scale must be a whole number of tokens, at least 1"
+        )
     with open(path, newline="") as file:
         start = file.read(1)
         file.seek(0)
@@ -60,14 +62,23 @@ def _read_mooncake(file, path, scale):
             arrival, inputs, outputs = row["timestamp"], row["input_length"], row["output_length"]
             hash_ids = tuple(row.get("hash_ids", ()))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{where}: not a Mooncake request ({error!r}); wanted are timestamp, "
-                             f"input_length, output_length, hash_ids") from None
+            raise ValueError(
+                f"{where}: not a Mooncake request ({error!r}); wanted are timestamp, "
+                f"input_length, output_length, hash_ids"
+            ) from None
         input_len = max(_scaled(inputs, scale, where), 1)
         if hash_ids and len(hash_ids) != ceil(input_len / block_tokens):
-            raise ValueError(f"{where}: {len(hash_ids)} hash_ids for {inputs} tokens; one a block of "
-                             f"{MOONCAKE_BLOCK} is {ceil(input_len / block_tokens)}")
-        yield TraceRequest(float(arrival), input_len, max(_scaled(outputs, scale, where), 1), hash_ids,
-                           block_tokens if hash_ids else 0)
+            raise ValueError(
+                f"{where}: {len(hash_ids)} hash_ids for {inputs} tokens; one a block of "
+                f"{MOONCAKE_BLOCK} is {ceil(input_len / block_tokens)}"
+            )
+        yield TraceRequest(
+            float(arrival),
+            input_len,
+            max(_scaled(outputs, scale, where), 1),
+            hash_ids,
+            block_tokens if hash_ids else 0,
+        )
 
 
 def _read_azure(file, path, scale):
@@ -75,8 +86,10 @@ def _read_azure(file, path, scale):
     header = next(rows, [])
     columns = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
     if header[:3] != columns:
-        raise ValueError(f"{path}:1: neither Mooncake JSONL (a line starts with '{{') nor Azure CSV "
-                         f"(the header is {','.join(columns)}); found {','.join(header)[:60]!r}")
+        raise ValueError(
+            f"{path}:1: neither Mooncake JSONL (a line starts with '{{') nor Azure CSV "
+            f"(the header is {','.join(columns)}); found {','.join(header)[:60]!r}"
+        )
     first = None
     for number, row in enumerate(rows, 2):
         where = f"{path}:{number}"
@@ -86,6 +99,8 @@ def _read_azure(file, path, scale):
         except (ValueError, IndexError):
             raise ValueError(f"{where}: not an Azure request: {','.join(row)[:60]!r}") from None
         first = first or arrival
-        yield TraceRequest((arrival - first).total_seconds() * 1e3,
-                           max(_scaled(inputs, scale, where), 1),
-                           max(_scaled(outputs, scale, where), 1))
+        yield TraceRequest(
+            (arrival - first).total_seconds() * 1e3,
+            max(_scaled(inputs, scale, where), 1),
+            max(_scaled(outputs, scale, where), 1),
+        )
