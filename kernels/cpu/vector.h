@@ -82,7 +82,7 @@ PLAIT_HD Vec load(const Float16* p) {
   // Exponent and fraction in their places, then the difference of the biases: right for subnormals.
   const UintVec finite = (UintVec)((Vec)(magnitude << 13) * 0x1p112f);
   const UintVec special = magnitude << 13 | 0x7f800000;
-  return (Vec)((magnitude < 0x7c00 ? finite : special) | (x & 0x8000) << 16);
+  return (Vec)((magnitude < 0x7c00 ? finite : special) | ((x & 0x8000) << 16));
 #endif
 }
 

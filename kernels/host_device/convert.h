@@ -22,7 +22,12 @@ PLAIT_HD float to_float(Float16 x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
   return y;
 #else
-  return static_cast<float>(__builtin_bit_cast(_Float16, x.bits));
+  // Exponent and fraction in their places, then the difference of the biases: right for subnormals.
+  const unsigned magnitude = x.bits & 0x7fffu, sign = (x.bits & 0x8000u) << 16;
+  const float finite = __builtin_bit_cast(float, magnitude << 13) * 0x1p112f;
+  const unsigned bits =
+      magnitude < 0x7c00u ? __builtin_bit_cast(unsigned, finite) : magnitude << 13 | 0x7f800000u;
+  return __builtin_bit_cast(float, bits | sign);
 #endif
 }
 
@@ -52,7 +57,16 @@ PLAIT_HD Float16 from_float<Float16>(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
   return {y};
 #else
-  return {__builtin_bit_cast(unsigned short, static_cast<_Float16>(x))};
+  const unsigned u = __builtin_bit_cast(unsigned, x), magnitude = u & 0x7fffffffu;
+  // Below 2^-14 one unit is 2^-24, which is what adding 0.5 rounds to.
+  const float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
+  const unsigned subnormal = __builtin_bit_cast(unsigned, shifted) - 0x3f000000u;
+  const unsigned normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const unsigned half = magnitude > 0x7f800000u    ? 0x7e00u  // NaN
+                        : magnitude >= 0x477ff000u ? 0x7c00u  // rounds to infinity
+                        : magnitude < 0x38800000u  ? subnormal
+                                                   : normal;
+  return {static_cast<unsigned short>((u >> 16 & 0x8000u) | half)};
 #endif
 }
 
