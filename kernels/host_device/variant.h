@@ -44,13 +44,28 @@ struct OutputContext {
   int request, q_pos, qo_head, dim;
 };
 
-struct ProbeRow;  // stands for any Row when a variant is asked what it defines
+// Stand for any Row and any Params when a variant is asked what it defines.
+struct ProbeRow;
+struct ProbeParams {
+  template <class T>
+  PLAIT_HD operator const T&() const;
+};
 
 template <class V>
 struct VariantTraits {
-  static constexpr bool kHasQueryTransform = requires { &V::template query_transform<ProbeRow>; };
-  static constexpr bool kHasKeyTransform = requires { &V::template key_transform<ProbeRow>; };
-  static constexpr bool kHasValueTransform = requires { &V::template value_transform<ProbeRow>; };
+  // Asked by a call: NVRTC 13.0 does not take the address of a template's instance in a requirement.
+  static constexpr bool kHasQueryTransform = requires(
+      const ProbeParams& p, const RowContext& c, ProbeRow& row) {
+    V::template query_transform<ProbeRow>(p, c, row);
+  };
+  static constexpr bool kHasKeyTransform = requires(
+      const ProbeParams& p, const RowContext& c, ProbeRow& row) {
+    V::template key_transform<ProbeRow>(p, c, row);
+  };
+  static constexpr bool kHasValueTransform = requires(
+      const ProbeParams& p, const RowContext& c, ProbeRow& row) {
+    V::template value_transform<ProbeRow>(p, c, row);
+  };
   static constexpr bool kHasLogitsTransform = requires { &V::logits_transform; };
   static constexpr bool kHasLogitsMask = requires { &V::logits_mask; };
   static constexpr bool kHasOutputTransform = requires { &V::output_transform; };
