@@ -178,10 +178,12 @@ class CudaExecutor : public Executor {
   Sm90Maps sm90_maps(const Params& p) {
     const bool affine = kernel_config_.loader == Loader::kAffine;
     // The stride of a dimension with one element is never used, and may be anything.
+    const bool empty = affine && p.num_kv_rows == 0;  // such a tensor's strides may be anything
     const auto check_kv = [&](const char* name, const void* address, const KvStrides& stride) {
-      check_aligned(
-          name, address,
-          {affine ? 0 : stride.block, stride.token, p.num_kv_heads > 1 ? stride.head : 0});
+      if (empty) return;
+      check_aligned(name, address,
+                    {affine ? 0 : stride.block, affine && p.num_kv_rows == 1 ? 0 : stride.token,
+                     p.num_kv_heads > 1 ? stride.head : 0});
     };
     check_aligned(
         "q", p.q,
@@ -193,7 +195,6 @@ class CudaExecutor : public Executor {
     const auto encode = [&](TensorMap& to, const char* name, const void* address, int head_dim,
                             const KvStrides& stride) {
       // Without rows there may be no address; the map is not used then, but must be valid.
-      const bool empty = p.num_kv_rows == 0;
       const cuda::TensorMap& map = tensor_maps_.get(
           name, empty ? head_.data() : address, kernel_config_.dtype_kv, head_dim, p.num_kv_heads,
           empty ? 1 : p.num_kv_rows, empty ? KvStrides{0, head_dim, head_dim} : stride,
