@@ -54,7 +54,7 @@ struct Params {
   int num_qo_heads, num_kv_heads, group_size;
   float sm_scale;
   Visibility visible;
-  int padding = 0;
+  int zero = 0;             // stays 0; an order that ptxas cannot see through (sm90/compute.cuh)
   i64 num_kv_rows;          // affine: rows of k and v, where TMA stops reading; else unused
 };
 static_assert(sizeof(Params) % 8 == 0, "VariantCall appends 8-byte slots");

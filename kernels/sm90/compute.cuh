@@ -165,9 +165,9 @@ struct Consumer {
 
   // ptxas moves a wgmma wait up over arithmetic that does not depend on it, which would put softmax
   // behind P V. It does not move it over a barrier, nor that over the computation of its number:
-  // params.padding is 0, but only the host knows.
+  // params.zero is 0, but only the host knows.
   PLAIT_DEVICE void order_after(float value) {
-    ptx::named_barrier(kOrderBarrier + threadIdx.x / 128 + (__float_as_int(value) & params.padding),
+    ptx::named_barrier(kOrderBarrier + threadIdx.x / 128 + (__float_as_int(value) & params.zero),
                        128);
   }
 
