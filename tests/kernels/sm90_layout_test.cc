@@ -57,7 +57,8 @@ TEST(Sm90Layout, KMajorDescriptorsFindEveryElement) {
     for (int dim : {64, 128, 256}) {
       for (unsigned tile : {0u, 1024u, 0x1c000u, 0x2c000u}) {
         for (int k16 = 0; k16 < dim / 16; ++k16) {
-          const Fields d = decode(k_major_descriptor(tile + k_major_step(rows, k16)));
+          const Fields d =
+              decode(descriptor(k_major_descriptor(tile) + (k_major_step(rows, k16) >> 4)));
           EXPECT_EQ(d.type, 1);
           for (int row = 0; row < rows; ++row) {
             for (int k = 0; k < 16; ++k) {
@@ -76,8 +77,8 @@ TEST(Sm90Layout, KMajorDescriptorsFindEveryElement) {
 // period.
 TEST(Sm90Layout, TheSecondHalfOfATileIsReadFromItsOwnStart) {
   for (int k16 = 0; k16 < 8; ++k16) {
-    const Fields d =
-        decode(k_major_descriptor(2048 + 64 * kPanelRowBytes + k_major_step(128, k16)));
+    const Fields d = decode(
+        descriptor(k_major_descriptor(2048 + 64 * kPanelRowBytes) + (k_major_step(128, k16) >> 4)));
     for (int row = 0; row < 64; ++row) {
       for (int k = 0; k < 16; ++k) {
         EXPECT_EQ(swizzle(d.start + row / 8 * d.stride + row % 8 * 128 + k * 2),
@@ -94,7 +95,8 @@ TEST(Sm90Layout, NMajorDescriptorsFindEveryElement) {
     for (int dim : {64, 128, 256}) {
       for (unsigned tile : {0u, 1024u, 0x30000u}) {
         for (int k16 = 0; k16 < rows / 16; ++k16) {
-          const Fields d = decode(n_major_descriptor(tile + n_major_step(k16), rows));
+          const Fields d =
+              decode(descriptor(n_major_descriptor(tile, rows) + (n_major_step(k16) >> 4)));
           EXPECT_EQ(d.type, 1);
           for (int k = 0; k < 16; ++k) {
             for (int n = 0; n < dim; ++n) {
@@ -153,6 +155,49 @@ TEST(Sm90Layout, TileListHoldsEveryVisibleKeyOnceInOrder) {
     }
   }
   EXPECT_GT(hidden_tiles, 0);  // else the list skips nothing and this test says little
+}
+
+// A tile within full_tiles_of has no hidden pair and no key beyond the item's; one outside needs
+// the mask, but for tiles of sink tokens, which are left to it.
+TEST(Sm90Layout, FullTilesAreThoseWithoutAHiddenPair) {
+  int num_full = 0, num_masked = 0;
+  for (int tile_kv : {64, 128}) {
+    for (int causal : {0, 1}) {
+      for (int window : {-1, 0, 63, 300, 5000}) {
+        for (int sinks : {0, 70}) {
+          for (int kv_pos_begin : {0, 40, 900}) {
+            for (int kv_end : {0, 1, tile_kv, 777, 1300}) {
+              for (int position : {-200, -3, 0, 200, 900, 1299, 3000}) {
+                const Visibility v{causal, window, sinks};
+                WorkItem item{};
+                item.kv_end = kv_end;
+                item.min_position = position;
+                item.max_position = position + 15;
+                const FullTiles full = full_tiles_of(item, v, kv_pos_begin, tile_kv);
+                for (int t = 0; t * tile_kv < kv_end; ++t) {
+                  bool all = (t + 1) * tile_kv <= kv_end, sink = false;
+                  for (int i = t * tile_kv; i < min((t + 1) * tile_kv, kv_end); ++i) {
+                    sink |= kv_pos_begin + i < sinks;
+                    for (int q = position; q < position + 16; ++q) {
+                      all &= visible(v, q, kv_pos_begin + i);
+                    }
+                  }
+                  const bool said = t >= full.begin && t < full.end;
+                  EXPECT_TRUE(said == all || (sink && all && !said))
+                      << "tile " << t << " of " << tile_kv << " causal " << causal << " window "
+                      << window << " sinks " << sinks << " from " << kv_pos_begin << " to "
+                      << kv_end << " at " << position;
+                  ++(said ? num_full : num_masked);
+                }
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(num_full, 100);
+  EXPECT_GT(num_masked, 100);
 }
 
 }  // namespace
