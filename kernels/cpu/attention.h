@@ -74,8 +74,8 @@ struct Attention {
   int row_token[kManyRows], row_group_head[kManyRows];
   int row_request[kManyRows], row_position[kManyRows];
 
-  // Heads of a pass have kFewRows slots of q, out and state each; many rows are one head a pass.
-  int slot(int pass_head) const { return few_rows ? pass_head * kFewRows : 0; }
+  // First row of a pass's head in scratch: q, out and state.
+  int slot(int pass_head) const { return pass_head * padded_rows(); }
   float* q_of(int pass_head) const { return scratch.q + slot(pass_head) * pitch_qk; }
   float* out_of(int pass_head) const { return scratch.out + slot(pass_head) * pitch_vo; }
   int padded_rows() const { return round_up(num_rows, few_rows ? kDotRows : kManyRowBlock); }

@@ -13,8 +13,9 @@ inline constexpr int kCtasPerThread = 4;
 
 // Measured at head_dim 128 on a core of a Xeon of 2023 (Sapphire Rapids, AVX-512), a kv head:
 //   192 rows: 0.9 us a key, 110 GFLOP/s;
-//   4 rows: 0.04 us a key in bfloat16, 0.07 in float32, the time to read it; 16 rows: 0.1.
-inline constexpr float kManyRowsUsPerKey = 0.9f, kFewRowsUsPerKey = 0.06f;
+//   4 rows: 0.04 us a key in bfloat16, 0.07 in float32, the time to read it; 16 rows 0.12, 32 rows
+//   0.23. Most tiles of few rows are decode.
+inline constexpr float kManyRowsUsPerKey = 0.9f, kFewRowsUsPerKey = 0.08f;
 // Queries in, a row out. Finding keys is in the price of a key.
 inline constexpr float kManyRowsFixedUs = 10.0f, kFewRowsFixedUs = 0.3f;
 // Writing and joining the partial states of a tile.
