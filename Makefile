@@ -37,8 +37,10 @@ test-sanitized:
 	$(BIN)/ctest --test-dir $(ASAN_BUILD) --output-on-failure -j $(JOBS)
 
 # ---- tests on a GPU ----
-# On a machine without network: install plait and pytest beforehand, then
-#   PLAIT_PREBUILT=1 PYTHON=/path/to/python make test-gpu
+# On a machine without network: a Python with plait, torch and pytest, and the C++ test binary, made
+# beforehand on a machine like it, then
+#   PLAIT_PREBUILT=1 PYTHON=/path/to/python PLAIT_TESTS=/path/to/plait_tests make test-gpu
+PLAIT_TESTS ?= build/editable/plait_tests
 ifdef PLAIT_PREBUILT
 GPU_PYTHON := $(PYTHON)
 GPU_SETUP :=
@@ -48,17 +50,20 @@ GPU_SETUP := install-tests
 endif
 test-gpu: $(GPU_SETUP)
 	$(GPU_PYTHON) -m pytest tests/gpu -q
-	if [ -x build/editable/plait_tests ]; then build/editable/plait_tests --gtest_filter='*Gpu*'; fi
+	$(PLAIT_TESTS) --gtest_filter='Gpu*'
 
-# compute-sanitizer over the GPU tests named in tests/gpu/sanitize.txt, one tool after the other.
-# torch's pool of memory would hide reads past the end of a tensor, hence no caching.
+# compute-sanitizer over the GPU tests named in tests/gpu/sanitize.txt: every tool runs, then fails
+# if one has. Without torch's pool of memory, which would hide reads past the end of a tensor.
 SANITIZER ?= $(firstword $(wildcard /usr/local/cuda/bin/compute-sanitizer) compute-sanitizer)
+SANITIZER_TOOLS ?= memcheck synccheck racecheck
+sanitize-gpu: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
 sanitize-gpu: $(GPU_SETUP)
-	set -e; for tool in memcheck synccheck racecheck; do \
+	@failed=; for tool in $(SANITIZER_TOOLS); do \
 	  echo "== $$tool"; \
-	  PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool $$tool --error-exitcode 1 --target-processes all \
-	    $(GPU_PYTHON) -m pytest -q -p no:cacheprovider $$(grep -v '^#' tests/gpu/sanitize.txt); \
-	done
+	  $(SANITIZER) --tool $$tool --error-exitcode 1 --target-processes all \
+	    $(GPU_PYTHON) -m pytest -q -p no:cacheprovider $$(grep -v '^#' tests/gpu/sanitize.txt) \
+	    || failed="$$failed $$tool"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 clean:
 	rm -rf $(VENV) build
