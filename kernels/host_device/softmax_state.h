@@ -30,7 +30,7 @@ PLAIT_HD OutputScales merge(SoftmaxState& a, const SoftmaxState& b) {
 
 // Natural-log LSE of a state, and the normalised state {lse in base 2, 1} that an LSE stands for.
 PLAIT_HD float lse_of(const SoftmaxState& s) {
-  return s.sum > 0.0f ? (s.max_logit + log2(s.sum)) * kLn2 : kNegInf;
+  return s.sum == 0.0f ? kNegInf : (s.max_logit + log2(s.sum)) * kLn2;  // NaN stays NaN
 }
 PLAIT_HD SoftmaxState state_of_lse(float lse) {
   return lse == kNegInf ? SoftmaxState{} : SoftmaxState{lse * kLog2e, 1.0f};
