@@ -53,7 +53,7 @@ struct ProbeParams {
 
 template <class V>
 struct VariantTraits {
-  // Asked by a call: NVRTC 13.0 does not take the address of a template's instance in a requirement.
+  // Asked by a call: NVRTC 13.0 takes no address of a template's instance in a requirement.
   static constexpr bool kHasQueryTransform = requires(
       const ProbeParams& p, const RowContext& c, ProbeRow& row) {
     V::template query_transform<ProbeRow>(p, c, row);
