@@ -50,9 +50,10 @@ const TensorMap& TensorMapCache::get(const char* name, const void* address, Dtyp
     entries_.push_back(entry);
     return entries_.back().map;
   }
+  Entry& oldest = entries_[next_];
   next_ = (next_ + 1) % kMaxEntries;
-  entries_[next_] = entry;
-  return entries_[next_].map;
+  oldest = entry;
+  return oldest.map;
 }
 
 }  // namespace plait::cuda

@@ -22,7 +22,7 @@ class TensorMapCache {
     TensorMap map;
   };
   std::vector<Entry> entries_;  // a cache of a model has a few; the oldest goes first
-  std::size_t next_ = 0;
+  std::size_t next_ = 0;        // the oldest entry of a full cache
 };
 
 }  // namespace plait::cuda
