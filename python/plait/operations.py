@@ -1,10 +1,10 @@
 """The operations beside attention: merging states and writing new tokens into a cache."""
 
 from plait import _plait
-from plait.formats import TABLES, KvFormat, _refuse_unknown, given
+from plait.formats import KvFormat, _refuse_unknown, given
 from plait.tensors import empty_like
 
-__all__ = ["TABLES", "append_kv", "merge_state", "merge_states"]
+__all__ = ["append_kv", "merge_state", "merge_states"]
 
 
 def merge_states(v, lse, *, out=None, out_lse=None, stream=None):

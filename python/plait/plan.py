@@ -218,7 +218,7 @@ def make_plan(
     return Plan(
         _plait.make_plan(
             kv,
-            _bounds_of(qo_indptr, arrays, levels),
+            _bounds_of(qo_indptr),
             qo_indptr,
             arrays,
             level_tuples(levels),
@@ -229,9 +229,8 @@ def make_plan(
     )
 
 
-def _bounds_of(qo_indptr, tables, levels):
+def _bounds_of(qo_indptr):
     """Bounds that the batch itself meets: a plan of make_plan is for no Attention."""
-    del tables, levels
     huge = 2**31 - 1
     return _plait.Bounds(
         requests=max(len(qo_indptr) - 1, 1),
