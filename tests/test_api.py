@@ -384,3 +384,22 @@ def test_append_then_attend(device):
         want, _ = reference.attention(q, k[:n + 1], v[:n + 1], causal=True)
         compare(f"after {n + 1} tokens: out", from_storage(dev.get(out, BF16), BF16), want,
                 4e-3 + 1.6e-2 * np.abs(want))
+
+
+@pytest.mark.parametrize("kv_len,max_ctas", [(130, 0), (9000, 12)])
+def test_nan_in_a_key_reaches_the_rows_that_see_it(device, kernel, kv_len, max_ctas):
+    """No NaN is swallowed as an empty set; rows that do not see the key are as without it."""
+    rng, bad = np.random.default_rng(13), kv_len - 30
+    q, k, v = (rounded(rng.standard_normal((n, h, 128)).astype(np.float32), BF16)
+               for n, h in ((64, 4), (kv_len, 2), (kv_len, 2)))
+    k[bad, 1, 7] = np.nan  # kv head 1: query heads 2 and 3
+    out, lse, _ = harness.attend((q, [k], [v]), device, kernel, format="csr_p16", dtype=BF16,
+                                 max_ctas=max_ctas)
+    sees = np.arange(64) + kv_len - 64 >= bad
+    assert np.isnan(out[sees, 2:]).all() and np.isnan(lse[sees, 2:]).all()
+    k[bad, 1, 7] = 0
+    want, want_lse = reference.attention(q, k, v, causal=True)
+    fine = np.ones((64, 4), bool)
+    fine[sees, 2:] = False
+    compare("out", out[fine], want[fine], 4e-3 + 1.6e-2 * np.abs(want[fine]))
+    compare("lse", lse[fine], want_lse[fine], 2.5e-3)
