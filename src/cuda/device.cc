@@ -3,9 +3,6 @@
 #include "plait/error.h"
 
 namespace plait::cuda {
-namespace {
-constexpr int kUtilityThreads = 128;  // as in jit/shipped.cc; upload, append_kv, ... take any grid
-}
 
 Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)
     : name_(source.name), num_threads_(source.num_threads), smem_bytes_(source.smem_bytes) {
@@ -89,7 +86,7 @@ std::shared_ptr<const Kernel> GpuDevice::utility(const std::string& name,
     const auto it = utilities_.find(key);
     if (it != utilities_.end()) return it->second;
   }
-  const auto loaded = kernel(jit::assemble_utility(name, dtype, call_type, kUtilityThreads));
+  const auto loaded = kernel(jit::assemble_utility(name, dtype, call_type, jit::kUtilityThreads));
   const std::lock_guard lock(mutex_);
   return utilities_.try_emplace(key, loaded).first->second;
 }

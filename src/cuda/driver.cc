@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include "plait/error.h"
+#include "plait/jit.h"
 
 namespace plait::cuda {
 namespace {
@@ -126,3 +127,20 @@ std::vector<GpuInfo> list_gpus() {
 }
 
 }  // namespace plait::cuda
+
+namespace plait {
+
+DriverInfo driver_info() {
+  DriverInfo info;
+  info.found = cuda::driver_available(&info.why_not);
+  if (!info.found) return info;
+  info.major = cuda::driver().version / 1000;
+  info.minor = cuda::driver().version % 1000 / 10;
+  for (const cuda::GpuInfo& gpu : cuda::list_gpus()) {
+    info.gpus.push_back(
+        {gpu.name, gpu.arch, gpu.num_multiprocessors, static_cast<long long>(gpu.memory_bytes)});
+  }
+  return info;
+}
+
+}  // namespace plait

@@ -128,7 +128,8 @@ class CudaExecutor : public Executor {
       call.arrived = static_cast<unsigned*>(arrived_.data());
       call.num_arrived =
           plan.num_partial_rows > 0 ? static_cast<i64>(plan.num_tokens) * config_.num_kv_heads : 0;
-      constexpr std::size_t kBytesOfCta = 128 * 4 * cuda::kUnitBytes;
+      // Four units a thread: kInFlight of the kernel.
+      constexpr std::size_t kBytesOfCta = jit::kUtilityThreads * 4 * cuda::kUnitBytes;
       const std::size_t work = std::max(bytes, static_cast<std::size_t>(call.num_arrived) * 4);
       upload_->launch(std::clamp<unsigned>((work + kBytesOfCta - 1) / kBytesOfCta, 1, 64), stream,
                       &call);

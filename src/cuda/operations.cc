@@ -14,7 +14,7 @@ namespace {
 using cuda::CurrentDevice;
 using cuda::GpuDevice;
 
-constexpr int kWarpsOfCta = 4;  // of GpuDevice::utility
+constexpr int kWarpsOfCta = jit::kUtilityThreads / 32;
 
 // Warps to CTAs; the kernels loop, so that no batch meets a limit of the grid.
 unsigned grid_of(long long num_warps, const GpuDevice& device) {

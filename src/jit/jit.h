@@ -29,6 +29,7 @@ KernelSource assemble_attention(const KernelConfig& config, const Variant& varia
 //   extern "C" __global__ void plait_<name>(const __grid_constant__ call_type call) {
 //     <name><Dtype::kBfloat16>(call);
 //   }
+inline constexpr int kUtilityThreads = 128;  // of a CTA; these kernels take any grid
 KernelSource assemble_utility(const std::string& name, std::optional<Dtype> dtype,
                               const std::string& call_type, int num_threads);
 

@@ -2,7 +2,6 @@
 // the spill test holds to 0 bytes. At most 80 an architecture.
 #include <algorithm>
 
-#include "cuda/driver.h"
 #include "cuda/kernel_choice.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
@@ -28,10 +27,10 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
         }
       }
     }
-    kernels.push_back(assemble_utility("merge_states", dtype, "MergeStatesCall", 128));
+    kernels.push_back(assemble_utility("merge_states", dtype, "MergeStatesCall", kUtilityThreads));
   }
-  kernels.push_back(assemble_utility("append_kv", std::nullopt, "AppendKvCall", 128));
-  kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", 128));
+  kernels.push_back(assemble_utility("append_kv", std::nullopt, "AppendKvCall", kUtilityThreads));
+  kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", kUtilityThreads));
   if (arch != "90a") return kernels;
   for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
     for (const bool decode_only : {false, true}) {
@@ -74,19 +73,6 @@ std::vector<CompiledKernel> compile_shipped(const std::string& arch) {
     rows.push_back(row);
   }
   return rows;
-}
-
-DriverInfo driver_info() {
-  DriverInfo info;
-  info.found = cuda::driver_available(&info.why_not);
-  if (!info.found) return info;
-  info.major = cuda::driver().version / 1000;
-  info.minor = cuda::driver().version % 1000 / 10;
-  for (const cuda::GpuInfo& gpu : cuda::list_gpus()) {
-    info.gpus.push_back(
-        {gpu.name, gpu.arch, gpu.num_multiprocessors, static_cast<long long>(gpu.memory_bytes)});
-  }
-  return info;
 }
 
 }  // namespace plait
