@@ -166,8 +166,7 @@ void Attention::run(const RunArgs& args, Stream stream) {
 
 long long workspace_bytes(const AttentionConfig& config) {
   check_config(config);
-  if (config.device.type == kCuda) return cuda_workspace_bytes(config);
-  return make_cpu_executor(config)->workspace_bytes();
+  return config.device.type == kCpu ? cpu_workspace_bytes(config) : cuda_workspace_bytes(config);
 }
 
 }  // namespace plait

@@ -19,8 +19,7 @@ class Executor {
   virtual std::string kernel_name() const = 0;
   virtual long long workspace_bytes() const = 0;
   // Puts `plan` and the host tables of `view` where the kernels read them, at addresses that stay
-  // the same for the life of the executor, and zeroes the arrival counters (in `workspace` or in
-  // memory of its own: whoever shares a workspace may divide it otherwise).
+  // the same for the life of the executor, and zeroes the arrival counters.
   virtual void upload(const Plan& plan, const FormatView& view, Workspace& workspace,
                       Stream stream) = 0;
   // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
@@ -30,17 +29,18 @@ class Executor {
                    Workspace& workspace, Stream stream) = 0;
 };
 
-// How an Attention's workspace is divided: [partial_out][partial_lse][arrived], each 256-byte
-// aligned. The same for every executor.
+// How an Attention's workspace is divided: [partial_out][partial_lse], each 256-byte aligned. The
+// same for every executor. Arrival counters have memory of their own: whoever shares a workspace
+// may divide it otherwise, and leave partial rows where counters have to be zero.
 struct WorkspaceLayout {
-  long long partial_lse, arrived, bytes;  // byte offsets from the start, and the total
+  long long partial_lse, bytes;  // byte offset from the start, and the total
 };
-WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo, int query_tokens,
-                                 int num_kv_heads);
+WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo);
 
 std::unique_ptr<Executor> make_cpu_executor(const AttentionConfig& config);
 std::unique_ptr<Executor> make_cuda_executor(const AttentionConfig& config);
-// workspace_bytes() of the executor that make_cuda_executor would make; compiles nothing.
+// workspace_bytes() of the executors that these would make; compiles nothing.
+long long cpu_workspace_bytes(const AttentionConfig& config);
 long long cuda_workspace_bytes(const AttentionConfig& config);
 
 // The operations beside attention, by device of the tensors; arguments are already checked.

@@ -1,5 +1,5 @@
-// Workspace: memory for partial states and arrival counters, on any device, own or a caller's; and
-// how executors divide it.
+// Workspace: memory for partial states, on any device, own or a caller's; and how executors divide
+// it.
 #include <cstdint>
 #include <new>
 
@@ -56,6 +56,8 @@ Workspace::Workspace(const TensorView& buffer) : impl_(new Impl) {
           " of dimension ", i, ", but must be contiguous");
     expected *= buffer.shape[i];
   }
+  check(buffer.data != nullptr || elements == 0, "Workspace: buffer is ", describe(buffer),
+        " but its pointer is null");
   check(reinterpret_cast<std::uintptr_t>(buffer.bytes()) % kAlignment == 0,
         "Workspace: buffer starts at an address that is ",
         reinterpret_cast<std::uintptr_t>(buffer.bytes()) % kAlignment,
@@ -72,14 +74,11 @@ void* Workspace::data() const { return impl_->data; }
 long long Workspace::bytes() const { return impl_->bytes; }
 Device Workspace::device() const { return impl_->device; }
 
-WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo, int query_tokens,
-                                 int num_kv_heads) {
+WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo) {
   const long long rows = max_partial_rows;
   WorkspaceLayout layout;
   layout.partial_lse = align(rows * head_dim_vo * static_cast<long long>(sizeof(float)));
-  layout.arrived = layout.partial_lse + align(rows * static_cast<long long>(sizeof(float)));
-  layout.bytes = layout.arrived + align(static_cast<long long>(query_tokens) * num_kv_heads *
-                                        static_cast<long long>(sizeof(unsigned)));
+  layout.bytes = layout.partial_lse + align(rows * static_cast<long long>(sizeof(float)));
   return layout;
 }
 

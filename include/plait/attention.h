@@ -39,7 +39,7 @@ struct AttentionConfig {
   int max_ctas = 0;                       // 0: the whole device
 };
 
-// Partial states and arrival counters, shared by the plans of a model; one run in flight at a time.
+// Memory for partial states, shared by the plans of a model; one run in flight at a time.
 class Workspace {
  public:
   Workspace(const Device& device, long long bytes);       // allocates
@@ -94,7 +94,8 @@ class Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-// Bytes an Attention of this configuration needs of its Workspace.
+// Bytes an Attention of this configuration needs of its Workspace. Compiles nothing; of a GPU it
+// opens the driver, whose number of multiprocessors counts.
 long long workspace_bytes(const AttentionConfig& config);
 
 // Joins the attention states of disjoint key sets. v: [rows, n, num_heads, dim], lse: float32

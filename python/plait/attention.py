@@ -13,7 +13,7 @@ Bounds = _plait.Bounds
 
 
 class Workspace:
-    """Partial states and counters, shared by the Attentions of a model; one run in flight.
+    """Memory for partial states, shared by the Attentions of a model; one run in flight.
 
     Workspace(device="cuda:0", bytes=n) allocates; Workspace(buffer=tensor) borrows a contiguous,
     256-byte aligned tensor of any dtype and keeps it alive. Raises ValueError for other buffers.
@@ -97,7 +97,8 @@ def _rows(q):
 def workspace_bytes(**config) -> int:
     """Bytes of workspace that an Attention of this configuration needs; takes its arguments.
 
-    Follows from bounds and device alone; without a GPU, ask with max_ctas.
+    Follows from bounds and device alone, and compiles nothing. Raises RuntimeError for a GPU where
+    there is no driver: the number of multiprocessors counts.
     """
     return _plait.workspace_bytes(_config(**config))
 

@@ -35,8 +35,7 @@ class CpuExecutor : public Executor {
       : config_(config),
         pool_(&thread_pool()),
         target_(plan_target(config, pool_->num_threads())),
-        layout_(workspace_layout(target_.max_partial_rows, config.head_dim_vo,
-                                 config.bounds.query_tokens, config.num_kv_heads)),
+        layout_(workspace_layout(target_.max_partial_rows, config.head_dim_vo)),
         kernel_(find_kernel(config, instruction_set)) {}
 
   const PlanTarget& target() const override { return target_; }
@@ -79,8 +78,11 @@ class CpuExecutor : public Executor {
     params.partial_out = reinterpret_cast<float*>(base);
     params.partial_lse = reinterpret_cast<float*>(base + layout_.partial_lse);
     params.arrived = nullptr;
-    run_tasks(Phase::kAttend, items_, params, variant_slots.data());
-    run_tasks(Phase::kMerge, merges_, params, variant_slots.data());
+    // A variant without parameters has no slots, yet kernels bind a reference to them.
+    static constexpr unsigned long long kNoSlots = 0;
+    const unsigned long long* slots = variant_slots.empty() ? &kNoSlots : variant_slots.data();
+    run_tasks(Phase::kAttend, items_, params, slots);
+    run_tasks(Phase::kMerge, merges_, params, slots);
     clear_padding(params);
   }
 
@@ -173,6 +175,11 @@ std::unique_ptr<Executor> make_cpu_executor(const AttentionConfig& config) {
         "Attention: dtype is ", to_string(config.dtype),
         ", but the CPU takes float32, bfloat16 and float16");
   return std::make_unique<cpu::CpuExecutor>(config, cpu::instruction_set_of(config));
+}
+
+long long cpu_workspace_bytes(const AttentionConfig& config) {
+  const PlanTarget target = cpu::plan_target(config, cpu::thread_pool().num_threads());
+  return workspace_layout(target.max_partial_rows, config.head_dim_vo).bytes;
 }
 
 }  // namespace plait

@@ -172,8 +172,7 @@ class CudaExecutor : public Executor {
   static constexpr std::size_t kMaxArgumentBytes = 4096;  // of a kernel, before CUDA 12.1
 
   WorkspaceLayout layout() const {
-    return workspace_layout(target_.max_partial_rows, config_.head_dim_vo,
-                            config_.bounds.query_tokens, config_.num_kv_heads);
+    return workspace_layout(target_.max_partial_rows, config_.head_dim_vo);
   }
 
   Sm90Maps sm90_maps(const Params& p) {
@@ -215,8 +214,6 @@ class CudaExecutor : public Executor {
   std::shared_ptr<const cuda::Kernel> kernel_, upload_;
   DeviceBuffer head_;                 // PlanView: its address is what captured graphs know
   std::vector<DeviceBuffer> bodies_;  // the last one is in use
-  // Our own, not the workspace's: whoever shares that may divide it otherwise, and leave partial
-  // rows where our counters have to be zero.
   DeviceBuffer arrived_;
   cuda::StagingRing staging_;
   cuda::TensorMapCache tensor_maps_;
@@ -232,9 +229,7 @@ long long cuda_workspace_bytes(const AttentionConfig& config) {
   const cuda::GpuInfo& gpu = GpuDevice::get(config.device.id).info();
   const KernelConfig kernel = cuda::choose_kernel(config, gpu.arch);
   const PlanTarget target = make_target(config, kernel, gpu);
-  return workspace_layout(target.max_partial_rows, config.head_dim_vo, config.bounds.query_tokens,
-                          config.num_kv_heads)
-      .bytes;
+  return workspace_layout(target.max_partial_rows, config.head_dim_vo).bytes;
 }
 
 }  // namespace plait
