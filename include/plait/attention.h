@@ -68,6 +68,7 @@ struct RunArgs {
   std::vector<VariantArg> variant_args;
 };
 
+// Not to be used by two threads at once; different ones may.
 class Attention {
  public:
   // Compiles and loads the kernels. `workspace` may be shared; null: one of its own. Throws
@@ -86,7 +87,9 @@ class Attention {
   void plan(const Batch& batch, Stream stream = nullptr);
   const Plan& current_plan() const;
   // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which
-  // then serves every later plan within the bounds.
+  // then serves every later plan within the bounds whose query tokens are no more than the rows of
+  // the q captured, and whose pages (ragged: rows) lie in the cache captured: a replay checks
+  // nothing. Give q the rows of bounds.query_tokens, and any plan does.
   void run(const RunArgs& args, Stream stream = nullptr);
 
  private:

@@ -17,7 +17,7 @@ PLAIT_HD constexpr bool splits_keys(const KernelConfig& c) {
   }
   return false;
 }
-inline constexpr int kBarrierBytes = 512;
+inline constexpr int kBarrierBytes = 512;  // barriers, and the two units; rounded up
 PLAIT_HD constexpr int num_threads(const KernelConfig& c) {
   return (c.num_consumer_warpgroups + 1) * 128;
 }
