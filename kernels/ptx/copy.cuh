@@ -23,10 +23,6 @@ PLAIT_DEVICE void tma_load_3d(void* smem, const void* map, Barrier* barrier, int
       : "memory");
 }
 
-PLAIT_DEVICE void tma_prefetch_map(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // Orders this thread's ordinary accesses to shared memory (and those it has synchronised with)
 // before later accesses by wgmma and TMA.
 PLAIT_DEVICE void fence_proxy_async() {
