@@ -71,6 +71,7 @@ def test_kernels_include_only_kernels():
 def test_deciding_knows_nothing_of_executing():
     check_arrows("src/scheduler", ["scheduler/", "host_device/", "plait/", "base/", "formats/"],
                  none_of=["plait/cuda", "plait/jit"])
+    check_arrows("src/bench", ["bench/", "cuda/cost_model.h", "formats/", "host_device/", "plait/"])
     check_arrows("src/formats", ["formats/", "host_device/", "plait/", "base/", "tensor_checks.h"],
                  none_of=["plait/cuda", "plait/jit"])
     check_arrows("src/variants", ["variants/", "host_device/", "plait/", "base/", "jit/"],

@@ -38,7 +38,7 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   target.num_kv_heads = config.num_kv_heads;
   target.num_shapes = kernel.num_shapes;
   for (int i = 0; i < kernel.num_shapes; ++i) {
-    target.shapes[i] = {kernel.shapes[i].tile_q, kernel.shapes[i].key_split, cost.fixed_us,
+    target.shapes[i] = {kernel.shapes[i].tile_q, kernel.shapes[i].key_split, cost.fixed_us[i],
                         cost.us_per_key[i]};
   }
   target.merge_us = cost.merge_us;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <numeric>
 
+#include "cuda/cost_model.h"
 #include "formats/view.h"
 #include "host_device/base.h"
 #include "plait/plan.h"
@@ -15,9 +16,12 @@ namespace {
 
 constexpr int kGroupSize = 4, kNumKvHeads = 8, kPageSize = 16, kTileQ = 64;
 
-// The constants with which the CUDA backend plans decode on an H200 (cuda/cost_model.h; this layer
-// does not see it): 512 bytes a key and kv head by each CTA's part of the bandwidth.
+// What the CUDA backend plans decode with on an H200: two CTAs a multiprocessor of the small sm90
+// kernel, or one of the kernel that also takes prefill (the shape for few rows).
 PlanTarget decode_target(int num_ctas) {
+  const bool small = num_ctas > 132;
+  const cuda::KernelCost& cost = small ? cuda::kSm90DecodeCost : cuda::kSm90MixedCost;
+  const int shape = small ? 0 : 1;
   PlanTarget target;
   target.num_ctas = num_ctas;
   target.tile_kv = 64;
@@ -25,12 +29,12 @@ PlanTarget decode_target(int num_ctas) {
   target.num_kv_heads = kNumKvHeads;
   target.num_shapes = 1;
   target.shapes[0] = {.tile_q = kTileQ,
-                      .key_split = 2,
-                      .fixed_us = 1.0f,
-                      .us_per_key = num_ctas > 132 ? 0.031f : 0.0155f};
-  target.merge_us = 1.5f;
+                      .key_split = small ? 1 : 2,
+                      .fixed_us = cost.fixed_us[shape],
+                      .us_per_key = cost.us_per_key[shape]};
+  target.merge_us = cost.merge_us;
   target.max_partial_rows = 2 * num_ctas * kTileQ;
-  target.min_split_keys = 256;
+  target.min_split_keys = cost.min_split_keys;
   return target;
 }
 
