@@ -22,7 +22,10 @@ struct OutputScales {
 // A state with factor 0 must be skipped, not multiplied, where its output may hold NaN.
 PLAIT_HD OutputScales merge(SoftmaxState& a, const SoftmaxState& b) {
   const float max_logit = max(a.max_logit, b.max_logit);
-  if (max_logit == kNegInf) return {0.0f, 0.0f};  // else exp2(-inf - -inf) is NaN
+  if (max_logit == kNegInf) {  // else exp2(-inf - -inf) is NaN
+    a.sum += b.sum;            // 0, or NaN from a NaN logit, which must not look like an empty set
+    return {0.0f, 0.0f};
+  }
   const OutputScales scales{exp2(a.max_logit - max_logit), exp2(b.max_logit - max_logit)};
   a = {max_logit, scales.a * a.sum + scales.b * b.sum};
   return scales;

@@ -51,6 +51,7 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxS
       o = s.a * o + s.b * *exchange(i);
     }
   }
+  __syncwarp();  // one lane arrives for all, whose loads must be done
   consumer.release_q();
 }
 
