@@ -1,5 +1,5 @@
 # The front door. `make demo` and `make test` each do all of their own set-up (tools/setup.sh), in
-# .venv and build/. Variables: PYTHON (3.10 or newer, for the virtual environment), JOBS.
+# .venv and build/. Variables: PYTHON (3.10 or newer, for the virtual environment), JOBS, GPU_JOBS.
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell nproc)
@@ -23,8 +23,15 @@ test: install-tests
 install-tests:
 	PYTHON=$(PYTHON) tools/setup.sh $(VENV) test
 
+# What this has installed must be found: tests that skip elsewhere, without NVRTC or cuda.h, fail.
+test-cpp test-sanitized: export PLAIT_TEST_STRICT := 1
+
 test-cpp:
 	$(BIN)/ctest --test-dir build/editable --output-on-failure -j $(JOBS)
+
+# Workers times the threads of NumPy's BLAS would be more than there are cores.
+test-python test-gpu: export OPENBLAS_NUM_THREADS := 1
+test-python test-gpu: export OMP_NUM_THREADS := 1
 
 test-python:
 	$(BIN)/python -m pytest -q -n $(JOBS) tests --ignore=tests/gpu
@@ -39,8 +46,9 @@ test-sanitized:
 # ---- tests on a GPU ----
 # On a machine without network: a Python with plait, torch and pytest, and the C++ test binary, made
 # beforehand on a machine like it, then
-#   PLAIT_PREBUILT=1 PYTHON=/path/to/python PLAIT_TESTS=/path/to/plait_tests make test-gpu
-PLAIT_TESTS ?= build/editable/plait_tests
+#   PLAIT_PREBUILT=1 PYTHON=/path/to/python PLAIT_TESTS_BINARY=/path/to/plait_tests make test-gpu
+PLAIT_TESTS_BINARY ?= build/editable/plait_tests
+GPU_JOBS ?= 4
 ifdef PLAIT_PREBUILT
 GPU_PYTHON := $(PYTHON)
 GPU_SETUP :=
@@ -48,9 +56,14 @@ else
 GPU_PYTHON := $(BIN)/python
 GPU_SETUP := install-tests
 endif
+# Without torch, a GPU or the C++ tests this fails. test_streams_gpu.py measures times, so it is alone.
+test-gpu: export PLAIT_REQUIRE_GPU := 1
 test-gpu: $(GPU_SETUP)
-	$(GPU_PYTHON) -m pytest tests/gpu -q
-	$(PLAIT_TESTS) --gtest_filter='Gpu*'
+	@test -x '$(PLAIT_TESTS_BINARY)' || { echo "test-gpu: PLAIT_TESTS_BINARY is" \
+	  "'$(PLAIT_TESTS_BINARY)', which is no program; set it to the built plait_tests" >&2; exit 1; }
+	$(GPU_PYTHON) -m pytest tests/gpu -q -n $(GPU_JOBS) --ignore=tests/gpu/test_streams_gpu.py
+	$(GPU_PYTHON) -m pytest tests/gpu/test_streams_gpu.py -q
+	'$(PLAIT_TESTS_BINARY)' --gtest_filter='Gpu*'
 
 # compute-sanitizer over the GPU tests named in tests/gpu/sanitize.txt: every tool runs, then fails
 # if one has. Without torch's pool of memory, which would hide reads past the end of a tensor.

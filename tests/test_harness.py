@@ -1,4 +1,11 @@
-"""The harness can fail: results that are wrong by little, in one place, do not pass."""
+"""The harness can fail: results that are wrong by little, in one place, do not pass, nor do GPU tests
+that do not run.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,3 +104,12 @@ def test_unowned_slots_are_nan():
         assert sum(np.isnan(x).sum() for x in tensors) > 0 or name == "ragged"
         assert np.isnan(built.q.memory).sum() == 0
         assert len(np.unique(bits(built.out.memory))) == 1
+
+
+def test_gpu_tests_that_must_run_fail_without_a_gpu():
+    env = os.environ | {"PLAIT_REQUIRE_GPU": "1", "CUDA_VISIBLE_DEVICES": ""}
+    root = Path(__file__).parent.parent
+    result = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"],
+                            cwd=root, env=env, capture_output=True, text=True)
+    assert result.returncode not in (0, 5), result.stdout
+    assert "PLAIT_REQUIRE_GPU=1, but torch " in result.stdout + result.stderr

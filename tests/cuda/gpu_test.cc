@@ -1,5 +1,6 @@
-// The CUDA backend through the public API on a GPU, against float64; skipped where there is none.
-// One binary and no Python: what to run first on a new machine or driver.
+// The CUDA backend through the public API on a GPU, against float64; skipped where there is none,
+// failed with PLAIT_REQUIRE_GPU=1. One binary and no Python: what to run first on a new machine or
+// driver.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "plait/attention.h"
 #include "plait/cuda_memory.h"
 #include "plait/error.h"
+#include "required.h"
 
 namespace plait::test {
 namespace {
@@ -21,7 +23,9 @@ class Gpu : public testing::Test {
  protected:
   void SetUp() override {
     std::string why;
-    if (!cuda::driver_available(&why)) GTEST_SKIP() << why;
+    if (cuda::driver_available(&why)) return;
+    if (required("PLAIT_REQUIRE_GPU")) FAIL() << why;
+    GTEST_SKIP() << why;
   }
 };
 

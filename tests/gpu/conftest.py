@@ -1,10 +1,25 @@
-"""GPU tests: the device and kernels that the shared test functions run on here."""
+"""GPU tests: the device and kernels that the shared test functions run on here.
+
+Without torch or a GPU they are skipped; with PLAIT_REQUIRE_GPU=1, as in `make test-gpu`, they fail.
+"""
+
+import os
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="GPU tests make their tensors with torch")
+REQUIRED = os.environ.get("PLAIT_REQUIRE_GPU") == "1"
+
+if REQUIRED:
+    try:
+        import torch
+    except ImportError as error:
+        raise RuntimeError(f"PLAIT_REQUIRE_GPU=1, but torch is missing: {error}") from None
+else:
+    torch = pytest.importorskip("torch", reason="GPU tests make their tensors with torch")
 
 NO_GPU = not torch.cuda.is_available()
+if NO_GPU and REQUIRED:
+    raise RuntimeError("PLAIT_REQUIRE_GPU=1, but torch finds no CUDA device")
 IS_HOPPER = not NO_GPU and torch.cuda.get_device_capability(0) == (9, 0)
 
 
