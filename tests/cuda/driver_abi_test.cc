@@ -1,12 +1,14 @@
 // Our declarations of the driver (cuda/driver.h) against the toolkit's, where cuda.h is installed:
 // every signature by arity, size and pointer-ness, every struct and every constant. All of it is
-// checked at compile time; without cuda.h the test says that it was skipped.
+// checked at compile time; without cuda.h the test says that it was skipped, and with
+// PLAIT_TEST_STRICT=1 fails.
 #include <gtest/gtest.h>
 
 #include <cstddef>
 #include <type_traits>
 
 #include "cuda/driver.h"
+#include "required.h"
 
 #if __has_include(<cuda.h>)
 #include <cuda.h>
@@ -109,7 +111,10 @@ SAME(kErrorNotReady, CUDA_ERROR_NOT_READY);
 
 TEST(DriverAbi, MatchesCudaHeader) { SUCCEED() << "compared with cuda.h " << CUDA_VERSION; }
 #else
-TEST(DriverAbi, MatchesCudaHeader) { GTEST_SKIP() << "no cuda.h on the include path"; }
+TEST(DriverAbi, MatchesCudaHeader) {
+  if (plait::test::required("PLAIT_TEST_STRICT")) FAIL() << "no cuda.h on the include path";
+  GTEST_SKIP() << "no cuda.h on the include path";
+}
 #endif
 
 // Whether or not there is a driver, asking for it either works or explains itself.

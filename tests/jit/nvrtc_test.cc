@@ -1,6 +1,6 @@
 // NVRTC without a GPU: where it is looked for, errors as a user sees them, resources, the cache,
 // and every shipped configuration without spills. Skipped, with the reason, where there is no
-// NVRTC.
+// NVRTC; with PLAIT_TEST_STRICT=1 they fail.
 #include "jit/nvrtc.h"
 
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include "cuda/kernel_choice.h"
 #include "jit/jit.h"
 #include "jit/support.h"
+#include "required.h"
 
 namespace plait::jit {
 namespace {
@@ -89,7 +90,10 @@ class Nvrtc : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { search_virtual_environment(); }
   void SetUp() override {
-    if (!nvrtc_info().found) GTEST_SKIP() << "no NVRTC:\n" << joined(nvrtc_info().looked_in);
+    if (nvrtc_info().found) return;
+    const std::string why = "no NVRTC:\n" + joined(nvrtc_info().looked_in);
+    if (test::required("PLAIT_TEST_STRICT")) FAIL() << why;
+    GTEST_SKIP() << why;
   }
   // A small kernel, fresh for each test: what one has compiled stays in the process's memory.
   static KernelSource fresh() {
