@@ -82,7 +82,7 @@ void Attention::plan(const Batch& batch, Stream stream) {
   make_view(config.kv, config.bounds, batch, config.device, planned.view);
   make_plan(planned.view.view, config.variant.visible, impl_->executor->target(), config.scheduler,
             planned.plan);
-  impl_->executor->upload(planned.plan, planned.view, *impl_->workspace, stream);
+  impl_->executor->upload(planned.plan, planned.view, stream);
   impl_->current = next;
 }
 

@@ -20,8 +20,7 @@ class Executor {
   virtual long long workspace_bytes() const = 0;
   // Puts `plan` and the host tables of `view` where the kernels read them, at addresses that stay
   // the same for the life of the executor, and zeroes the arrival counters.
-  virtual void upload(const Plan& plan, const FormatView& view, Workspace& workspace,
-                      Stream stream) = 0;
+  virtual void upload(const Plan& plan, const FormatView& view, Stream stream) = 0;
   // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
   // arrived, which the executor fills in. `variant_slots`: the variant's parameters, 8 bytes each,
   // in the order of Variant::parts and their params.

@@ -42,7 +42,7 @@ class CpuExecutor : public Executor {
   std::string kernel_name() const override { return kernel_.name; }
   long long workspace_bytes() const override { return layout_.bytes; }
 
-  void upload(const Plan& plan, const FormatView& view, Workspace&, Stream) override {
+  void upload(const Plan& plan, const FormatView& view, Stream) override {
     plan_ = plan;
     tables_.resize(view.tables.size());
     view_ = {};

@@ -101,7 +101,7 @@ class CudaExecutor : public Executor {
   std::string kernel_name() const override { return kernel_->name(); }
   long long workspace_bytes() const override { return layout().bytes; }
 
-  void upload(const Plan& plan, const FormatView& view, Workspace&, cuda::Stream stream) override {
+  void upload(const Plan& plan, const FormatView& view, cuda::Stream stream) override {
     const CurrentDevice current(device_);
     cuda::refuse_capture(stream, "plan",
                          "plan first; a captured run() serves every later plan within the bounds");

@@ -252,7 +252,7 @@ Output<T> run(Problem<T>& p, const std::string& kernel,
   const Plan plan = make_plan(p.view.view, c.variant.visible, target);
   Workspace workspace(Device{}, executor->workspace_bytes());
   std::fill_n(static_cast<float*>(workspace.data()), workspace.bytes() / 4, kNan);
-  executor->upload(plan, p.view, workspace, nullptr);
+  executor->upload(plan, p.view, nullptr);
 
   Output<T> result{p.blank_out, p.blank_lse, plan.num_partial_rows};
   Params params{};
