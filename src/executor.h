@@ -28,6 +28,10 @@ class Executor {
                    Workspace& workspace, Stream stream) = 0;
 };
 
+// Partial rows that a plan may have with tiles of at most `tile_q` rows. Throws ArgumentError if int
+// does not hold them.
+int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q);
+
 // How an Attention's workspace is divided: [partial_out][partial_lse], each 256-byte aligned. The
 // same for every executor. Arrival counters have memory of their own: whoever shares a workspace
 // may divide it otherwise, and leave partial rows where counters have to be zero.

@@ -1,6 +1,7 @@
 // Workspace: memory for partial states, on any device, own or a caller's; and how executors divide
 // it.
 #include <cstdint>
+#include <limits>
 #include <new>
 
 #include "cuda/memory.h"
@@ -73,6 +74,20 @@ Workspace::~Workspace() {
 void* Workspace::data() const { return impl_->data; }
 long long Workspace::bytes() const { return impl_->bytes; }
 Device Workspace::device() const { return impl_->device; }
+
+int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q) {
+  // Flat formats: two partial tiles a CTA, however long the batch. Composed: a partial row for each
+  // row and level beside them.
+  long long rows = 2LL * num_ctas * tile_q;
+  if (config.kv.num_levels > 1) {
+    rows += static_cast<long long>(config.bounds.query_tokens) * config.num_qo_heads *
+            config.kv.num_levels;
+  }
+  check(rows <= std::numeric_limits<int>::max(), "attention: bounds.query_tokens ",
+        config.bounds.query_tokens, " x num_qo_heads ", config.num_qo_heads, " x ",
+        config.kv.num_levels, " levels need ", rows, " partial rows; fewer than 2^31 are taken");
+  return static_cast<int>(rows);
+}
 
 WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo) {
   const long long rows = max_partial_rows;

@@ -22,6 +22,7 @@ struct Bounds {
   long long total_pages = 0;  // host page tables of one step;
                               //   0: requests * (ceil(keys / page_size) + num_levels - 1)
   int max_q_len = 0;      // a request; 0: query_tokens. 1: decode only
+  int longest_q() const { return max_q_len > 0 ? max_q_len : query_tokens; }
   bool operator==(const Bounds&) const = default;
 };
 

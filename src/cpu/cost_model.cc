@@ -1,9 +1,8 @@
 #include "cpu/cost_model.h"
 
 #include <algorithm>
-#include <climits>
 
-#include "plait/error.h"
+#include "executor.h"
 
 namespace plait::cpu {
 
@@ -18,10 +17,8 @@ PlanTarget plan_target(const AttentionConfig& config, int num_threads) {
   target.tile_kv = kTileKv;
   target.group_size = config.num_qo_heads / config.num_kv_heads;
   target.num_kv_heads = config.num_kv_heads;
-  const int max_q_len =
-      config.bounds.max_q_len > 0 ? config.bounds.max_q_len : config.bounds.query_tokens;
   const bool shared = config.kv.num_levels > 1;  // a row block then has the rows of many requests
-  if (!shared && static_cast<long long>(max_q_len) * target.group_size <= kFewRows) {
+  if (!shared && static_cast<long long>(config.bounds.longest_q()) * target.group_size <= kFewRows) {
     target.num_shapes = 1;
     target.shapes[0] = few;
   } else {
@@ -31,17 +28,7 @@ PlanTarget plan_target(const AttentionConfig& config, int num_threads) {
   }
   target.merge_us = kMergeUs * dims;
   target.min_split_keys = kMinSplitKeys;
-
-  // At most two partial tiles a CTA, and in a composed format each level's state of each row.
-  long long rows = 2LL * target.num_ctas * target.shapes[0].tile_q;
-  if (shared) {
-    rows += static_cast<long long>(config.bounds.query_tokens) * config.num_qo_heads *
-            config.kv.num_levels;
-  }
-  check(rows <= INT_MAX, "Attention: bounds.query_tokens ", config.bounds.query_tokens, " x ",
-        config.num_qo_heads, " heads x ", config.kv.num_levels, " levels need ", rows,
-        " partial rows, but at most ", INT_MAX, " are possible");
-  target.max_partial_rows = static_cast<int>(rows);
+  target.max_partial_rows = max_partial_rows(config, target.num_ctas, target.shapes[0].tile_q);
   return target;
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "cuda/cost_model.h"
 #include "cuda/device.h"
@@ -43,17 +42,7 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   }
   target.merge_us = cost.merge_us;
   target.min_split_keys = cost.min_split_keys;
-  // Flat formats: two partial tiles a CTA, however long the batch. Composed: a partial row for each
-  // row and level beside them.
-  long long rows = 2LL * target.num_ctas * kernel.shapes[0].tile_q;
-  if (config.kv.num_levels > 1) {
-    rows += static_cast<long long>(config.bounds.query_tokens) * config.num_qo_heads *
-            config.kv.num_levels;
-  }
-  check(rows <= std::numeric_limits<int>::max(), "bounds: query_tokens ",
-        config.bounds.query_tokens, " x num_qo_heads ", config.num_qo_heads, " x ",
-        config.kv.num_levels, " levels need ", rows, " partial rows; fewer than 2^31 are taken");
-  target.max_partial_rows = static_cast<int>(rows);
+  target.max_partial_rows = max_partial_rows(config, target.num_ctas, kernel.shapes[0].tile_q);
   return target;
 }
 

@@ -22,7 +22,7 @@ IndexArray take_queries(const Bounds& bounds, const Batch& batch, const Device& 
            bounds.requests);
   }
   if (qo_indptr[0] != 0) refuse("plan: qo_indptr[0] is ", qo_indptr[0], "; it must be 0");
-  const long long max_q_len = bounds.max_q_len > 0 ? bounds.max_q_len : bounds.query_tokens;
+  const long long max_q_len = bounds.longest_q();
   long long begin = 0;
   for (long long r = 0; r < n; ++r) {
     const long long end = qo_indptr[r + 1];

@@ -420,6 +420,11 @@ TEST(Attention, ConfigRefusals) {
             "attention: kv.page_size is 0; it must be >= 1");
   EXPECT_EQ(refused([](AttentionConfig& c) { c.kv.num_levels = 9; }),
             "attention: kv.num_levels is 9; it must be 1 ... 8");
+  EXPECT_NE(refused([](AttentionConfig& c) {
+              c.kv.num_levels = 3;
+              c.bounds.query_tokens = (1 << 30) / kQoHeads;
+            }).find("attention: bounds.query_tokens 178956970 x num_qo_heads 6 x 3 levels need "),
+            std::string::npos);
   EXPECT_EQ(refused([](AttentionConfig& c) {
               c.kv = ragged_kv();
               c.kv.hnd = true;
