@@ -69,6 +69,7 @@ class CudaExecutor : public Executor {
     upload_ = device_.utility("upload", "UploadCall");
     // Loaded here rather than at its first use: that may be inside a graph capture.
     device_.utility("append_kv", "AppendKvCall");
+    device_.utility("merge_states", "MergeStatesCall", config.dtype);
     head_ = DeviceBuffer(device_, cuda::head_bytes());
     arrived_ = DeviceBuffer(device_, sizeof(unsigned) * config.bounds.query_tokens *
                                          static_cast<std::size_t>(config.num_kv_heads));

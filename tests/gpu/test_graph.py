@@ -1,5 +1,8 @@
 """One captured CUDA graph serves every later plan within the bounds."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -160,3 +163,28 @@ def test_eager_means_the_reference(kernel):
     out, lse, _ = attend(data, "cuda:0", kernel, format="csr_p16", dtype=BF16, q_lens=[1, 1],
                          decode_only=True)
     against_reference(out, lse, data, BF16, [1, 1], causal=True)
+
+
+# In a process of its own, whose first call of either operation is captured.
+FIRST_CALLS = """
+import numpy as np, torch, plait
+attn = plait.Attention(num_qo_heads=4, num_kv_heads=2, head_dim=64, dtype="float16", kv=plait.PagedKv(16),
+                       device="cuda:0", bounds=plait.Bounds(requests=1, query_tokens=1, keys=16))
+v = torch.randn(5, 2, 4, 64, device="cuda", dtype=torch.float16)
+lse = torch.randn(5, 2, 4, device="cuda")
+out, out_lse = torch.empty_like(v[:, 0]), torch.empty_like(lse[:, 0])
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph, capture_error_mode="global"):
+    plait.merge_states(v, lse, out=out, out_lse=out_lse)
+graph.replay()
+torch.cuda.synchronize()
+want, want_lse = plait.merge_states(v, lse)
+torch.cuda.synchronize()
+assert torch.equal(out, want) and torch.equal(out_lse, want_lse)
+"""
+
+
+def test_a_first_merge_can_be_captured():
+    result = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
