@@ -99,6 +99,13 @@ CurrentDevice::~CurrentDevice() {
   driver().CtxPopCurrent(&popped);  // cannot throw here, and fails only after a fault
 }
 
+OutsideCaptures::OutsideCaptures() : mode_(kCaptureRelaxed) {
+  check_cuda(driver().ThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
+}
+OutsideCaptures::~OutsideCaptures() {
+  driver().ThreadExchangeStreamCaptureMode(&mode_);  // cannot throw here, nor fail with that mode
+}
+
 void refuse_capture(Stream stream, const char* what, const char* instead) {
   int status = kCaptureNone;
   const int error = driver().StreamIsCapturing(stream, &status);

@@ -65,6 +65,19 @@ class CurrentDevice {
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 };
 
+// Until the end of the scope this thread may pin, allocate and ask events while some stream captures
+// in global mode: what it does belongs to no capture, and would else invalidate that one.
+class OutsideCaptures {
+ public:
+  OutsideCaptures();
+  ~OutsideCaptures();
+  OutsideCaptures(const OutsideCaptures&) = delete;
+  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
+
+ private:
+  int mode_;  // the thread's own, while the relaxed one is in force
+};
+
 // Throws ArgumentError if `stream` captures a CUDA graph: "<what> ...". The context is current.
 void refuse_capture(Stream stream, const char* what, const char* instead);
 

@@ -140,6 +140,7 @@ enum Result { kSuccess = 0, kErrorOutOfMemory = 2, kErrorNotReady = 600 };
   X(StreamIsCapturing, (Stream stream, int* status))                                               \
   X(StreamBeginCapture, (Stream stream, int mode))                                                 \
   X(StreamEndCapture, (Stream stream, Graph * graph))                                              \
+  X(ThreadExchangeStreamCaptureMode, (int* mode))                                                  \
   X(GraphInstantiate, (GraphExec * exec, Graph graph, unsigned long long flags))                   \
   X(GraphLaunch, (GraphExec exec, Stream stream))                                                  \
   X(GraphExecDestroy, (GraphExec exec))                                                            \

@@ -95,6 +95,7 @@ class CudaExecutor : public Executor {
     const CurrentDevice current(device_);
     cuda::refuse_capture(stream, "plan",
                          "plan first; a captured run() serves every later plan within the bounds");
+    const cuda::OutsideCaptures outside;
     check(plan.num_ctas <= target_.num_ctas && plan.num_partial_rows <= target_.max_partial_rows,
           "plan: made for ", plan.num_ctas, " CTAs and ", plan.num_partial_rows,
           " partial rows; this Attention has ", target_.num_ctas, " and ",

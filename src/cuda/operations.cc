@@ -114,6 +114,7 @@ void cuda_append_kv(const AppendParams& p, const Device& device, Stream stream) 
   // The kernel reads the slots in pinned memory, 8 bytes a token.
   cuda::refuse_capture(stream, "append_kv with index arrays on the host",
                        "give them on the device to capture it");
+  const cuda::OutsideCaptures outside;
   const std::size_t bytes = static_cast<std::size_t>(p.num_tokens) * p.slots_bytes;
   cuda::StagingRing::Buffer* slots = gpu.staging().acquire(bytes);
   try {

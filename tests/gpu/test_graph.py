@@ -149,6 +149,32 @@ def test_planning_while_capturing_is_refused(kernel):
     same_bits(step.results()[0], want[0], "out ")
 
 
+def test_planning_beside_a_capture(kernel):
+    """On a stream of its own, while another one captures in global mode: neither disturbs the other."""
+    captured, other = (Step(kernel, 64, 8, 1, 4000, seed, 20000, 64) for seed in (41, 42))
+    captured.plan([(1, 20)])
+    want = captured.eager()
+    beside = torch.cuda.Stream()
+    long = [(1, 900)] * 64  # of a size that pins and allocates anew
+    slots = np.arange(2, dtype=np.int64)
+    rows = torch.ones(2, 1, 128, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        captured.attn.run(captured.q, captured.cache, out=captured.out, lse=captured.lse)
+        with torch.cuda.stream(beside):
+            for lengths in ([(1, 30)], long, long):
+                other.plan(lengths)
+            plait.append_kv(rows, rows, other.cache, kv=plait.PagedKv(16), slot_mapping=slots)
+    beside.synchronize()
+    got = other.eager()
+    other.plan(long)
+    same_bits(got[0], other.eager()[0], "out ")
+    captured.out.fill_(7)
+    graph.replay()
+    same_bits(captured.results()[0], want[0], "out ")
+
+
 def test_c28_in_a_graph(kernel):
     """flashinfer-ai/flashinfer#726"""
     step = Step(kernel, 120, 40, 8, 6260, 39, 100000, 24)
