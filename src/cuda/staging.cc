@@ -11,17 +11,26 @@ constexpr std::size_t kMinBytes = 64 * 1024;
 
 void StagingRing::reserve(int num_buffers, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  for (int i = 0; i < num_buffers; ++i) add(bytes);
+  const std::size_t before = buffers_.size();
+  try {
+    for (int i = 0; i < num_buffers; ++i) add(bytes);
+  } catch (...) {
+    shrink(before);  // an owner that is being constructed will not clear()
+    throw;
+  }
 }
 
-void StagingRing::clear() {
-  for (Buffer* buffer : buffers_) {
+void StagingRing::clear() { shrink(0); }
+
+void StagingRing::shrink(std::size_t num_buffers) {
+  while (buffers_.size() > num_buffers) {
+    Buffer* const buffer = buffers_.back();
     driver().EventSynchronize(buffer->done);
     driver().EventDestroy(buffer->done);
     driver().MemFreeHost(buffer->data);
     delete buffer;
+    buffers_.pop_back();
   }
-  buffers_.clear();
 }
 
 StagingRing::Buffer* StagingRing::add(std::size_t bytes) {

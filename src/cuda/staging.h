@@ -11,7 +11,7 @@ namespace plait::cuda {
 
 class StagingRing {
  public:
-  // Makes `num_buffers` of `bytes` each ahead of time: pinning memory is slow.
+  // Makes `num_buffers` of `bytes` each ahead of time, or none: pinning memory is slow.
   void reserve(int num_buffers, std::size_t bytes);
   // Waits for the device, and frees. The context is current; without a driver any more, nothing.
   void clear();
@@ -32,6 +32,7 @@ class StagingRing {
 
  private:
   Buffer* add(std::size_t bytes);
+  void shrink(std::size_t num_buffers);  // frees the last ones
   std::mutex mutex_;
   std::vector<Buffer*> buffers_;
 };
