@@ -18,8 +18,8 @@ class Executor {
   virtual const PlanTarget& target() const = 0;
   virtual std::string kernel_name() const = 0;
   virtual long long workspace_bytes() const = 0;
-  // Puts `plan` and the host tables of `view` where the kernels read them, at addresses that stay
-  // the same for the life of the executor, and zeroes the arrival counters.
+  // Puts `plan` and the host tables of `view` where run() reads them; on a GPU behind an address that
+  // stays the same for the life of the executor. If it throws, the plan before stays.
   virtual void upload(const Plan& plan, const FormatView& view, Stream stream) = 0;
   // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
   // arrived, which the executor fills in. `variant_slots`: the variant's parameters, 8 bytes each,

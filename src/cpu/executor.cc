@@ -43,37 +43,41 @@ class CpuExecutor : public Executor {
   long long workspace_bytes() const override { return layout_.bytes; }
 
   void upload(const Plan& plan, const FormatView& view, Stream) override {
-    plan_ = plan;
-    tables_.resize(view.tables.size());
-    view_ = {};
+    Uploaded& next = uploaded_[1 - current_];
+    next.plan = plan;
+    next.tables.resize(view.tables.size());
+    next.view = {};
     for (std::size_t i = 0; i < view.tables.size(); ++i) {
       const LevelTable& table = view.tables[i];
       if (table.on_device) {
-        view_.tables[i] = table.device_table;
+        next.view.tables[i] = table.device_table;
       } else if (!table.affine) {
-        tables_[i] = table.indices;
-        if (tables_[i].empty()) tables_[i].push_back(0);  // null would mean affine
-        view_.tables[i].indices = tables_[i].data();
+        next.tables[i] = table.indices;
+        if (next.tables[i].empty()) next.tables[i].push_back(0);  // null would mean affine
+        next.view.tables[i].indices = next.tables[i].data();
       }
     }
-    view_.num_ctas = plan_.num_ctas;
-    view_.num_tokens = plan_.num_tokens;
-    view_.row_blocks = plan_.row_blocks.data();
-    view_.items = plan_.items.data();
-    view_.cta_item_indptr = plan_.cta_item_indptr.data();
-    view_.token_request = plan_.token_request.data();
-    view_.token_position = plan_.token_position.data();
-    view_.row_map = plan_.row_map.empty() ? nullptr : plan_.row_map.data();
-    view_.token_merge_indptr =
-        plan_.token_merge_indptr.empty() ? nullptr : plan_.token_merge_indptr.data();
-    view_.merge_sources = plan_.merge_sources.data();
-    list_tasks();
+    const Plan& p = next.plan;
+    next.view.num_ctas = p.num_ctas;
+    next.view.num_tokens = p.num_tokens;
+    next.view.row_blocks = p.row_blocks.data();
+    next.view.items = p.items.data();
+    next.view.cta_item_indptr = p.cta_item_indptr.data();
+    next.view.token_request = p.token_request.data();
+    next.view.token_position = p.token_position.data();
+    next.view.row_map = p.row_map.empty() ? nullptr : p.row_map.data();
+    next.view.token_merge_indptr =
+        p.token_merge_indptr.empty() ? nullptr : p.token_merge_indptr.data();
+    next.view.merge_sources = p.merge_sources.data();
+    list_tasks(next);
+    current_ = 1 - current_;
   }
 
   void run(const Params& given, std::span<const unsigned long long> variant_slots,
            Workspace& workspace, Stream) override {
     Params params = given;
-    params.plan = &view_;
+    const Uploaded& uploaded = uploaded_[current_];
+    params.plan = &uploaded.view;
     char* base = static_cast<char*>(workspace.data());
     params.partial_out = reinterpret_cast<float*>(base);
     params.partial_lse = reinterpret_cast<float*>(base + layout_.partial_lse);
@@ -81,45 +85,55 @@ class CpuExecutor : public Executor {
     // A variant without parameters has no slots, yet kernels bind a reference to them.
     static constexpr unsigned long long kNoSlots = 0;
     const unsigned long long* slots = variant_slots.empty() ? &kNoSlots : variant_slots.data();
-    run_tasks(Phase::kAttend, items_, params, slots);
-    run_tasks(Phase::kMerge, merges_, params, slots);
-    clear_padding(params);
+    run_tasks(Phase::kAttend, uploaded.items, uploaded.work_us, params, slots);
+    run_tasks(Phase::kMerge, uploaded.merges, uploaded.work_us, params, slots);
+    clear_padding(params, uploaded.plan.num_tokens);
   }
 
  private:
+  // A plan as run() reads it. Two take turns, so that an upload() that runs out of memory leaves the
+  // one before.
+  struct Uploaded {
+    Plan plan;
+    std::vector<std::vector<int>> tables;  // by level
+    PlanView view{};                       // into the two above
+    std::vector<Task> items, merges;
+    float work_us = 0;  // modelled
+  };
+
   // An item of few rows does its heads side by side (neighbours in memory), one of many rows head
   // by head: finer tasks balance better, and cost nothing there.
-  void list_tasks() {
-    items_.clear();
-    work_us_ = 0;
-    for (int i = 0; i < static_cast<int>(plan_.items.size()); ++i) {
-      const WorkItem& item = plan_.items[i];
+  void list_tasks(Uploaded& to) const {
+    const Plan& plan = to.plan;
+    to.items.clear();
+    to.work_us = 0;
+    for (int i = 0; i < static_cast<int>(plan.items.size()); ++i) {
+      const WorkItem& item = plan.items[i];
       const ShapeModel& shape = target_.shapes[item.shape];
-      work_us_ +=
+      to.work_us +=
           static_cast<float>(item.num_heads) *
           (shape.fixed_us + shape.us_per_key * static_cast<float>(item.kv_end - item.kv_begin));
       const int step = item.num_rows <= kFewRows ? kHeadsPerPass : 1;
       for (int h = 0; h < item.num_heads; h += step) {
-        items_.push_back({i, item.kv_head_begin + h, std::min(step, item.num_heads - h)});
+        to.items.push_back({i, item.kv_head_begin + h, std::min(step, item.num_heads - h)});
       }
     }
-    merges_.clear();
-    for (int token = 0; token + 1 < static_cast<int>(plan_.token_merge_indptr.size()); ++token) {
-      if (plan_.token_merge_indptr[token] == plan_.token_merge_indptr[token + 1]) continue;
-      for (int h = 0; h < config_.num_kv_heads; ++h) merges_.push_back({token, h, 1});
+    to.merges.clear();
+    for (int token = 0; token + 1 < static_cast<int>(plan.token_merge_indptr.size()); ++token) {
+      if (plan.token_merge_indptr[token] == plan.token_merge_indptr[token + 1]) continue;
+      for (int h = 0; h < config_.num_kv_heads; ++h) to.merges.push_back({token, h, 1});
     }
   }
 
-  void run_tasks(Phase phase, const std::vector<Task>& tasks, const Params& params,
+  void run_tasks(Phase phase, const std::vector<Task>& tasks, float work_us, const Params& params,
                  const void* variant) {
-    pool_->run(static_cast<int>(tasks.size()), max_threads(), [&](int i, int thread) {
+    const int max_threads = work_us < kInlineUs ? 1 : config_.max_ctas;
+    pool_->run(static_cast<int>(tasks.size()), max_threads, [&](int i, int thread) {
       const Task& task = tasks[i];
       kernel_.function({&params, variant, config_.head_dim_qk, config_.head_dim_vo,
                         scratch_of(thread), phase, task.index, task.kv_head, task.num_heads});
     });
   }
-
-  int max_threads() const { return work_us_ < kInlineUs ? 1 : config_.max_ctas; }
 
   // Made by its thread at its first task: memory near the core, and none for threads never used.
   float* scratch_of(int thread) {
@@ -131,8 +145,8 @@ class CpuExecutor : public Executor {
     return scratch.get();
   }
 
-  void clear_padding(const Params& params) {
-    const int num_padding = params.num_rows - plan_.num_tokens;
+  void clear_padding(const Params& params, int num_tokens) {
+    const int num_padding = params.num_rows - num_tokens;
     if (num_padding <= 0) return;
     const int bytes = bytes_of(config_.dtype);
     const bool has_lse = params.lse != nullptr && config_.variant.use_softmax();
@@ -140,7 +154,7 @@ class CpuExecutor : public Executor {
         static_cast<long long>(config_.num_qo_heads) * config_.head_dim_vo * bytes;
     const bool large = num_padding * row_bytes > (1 << 18);
     pool_->run(num_padding, large ? config_.max_ctas : 1, [&](int i, int) {
-      const i64 row = plan_.num_tokens + i;
+      const i64 row = num_tokens + i;
       for (int h = 0; h < config_.num_qo_heads; ++h) {
         std::memset(static_cast<char*>(params.out) +
                         (row * params.out_stride.token + h * params.out_stride.head) * bytes,
@@ -159,11 +173,8 @@ class CpuExecutor : public Executor {
   Kernel kernel_;
   std::vector<AlignedFloats> scratch_{static_cast<std::size_t>(pool_->num_threads())};
 
-  Plan plan_;
-  std::vector<std::vector<int>> tables_;  // by level
-  PlanView view_{};
-  std::vector<Task> items_, merges_;
-  float work_us_ = 0;  // modelled
+  Uploaded uploaded_[2];
+  int current_ = 0;
 };
 
 }  // namespace
