@@ -149,6 +149,26 @@ def test_planning_while_capturing_is_refused(kernel):
     same_bits(step.results()[0], want[0], "out ")
 
 
+def test_plans_beyond_the_captured_are_refused(kernel):
+    """A replay would read beyond the q or the cache that was captured."""
+    step = Step(kernel, 16, 8, 2, 400, 43, 3000, 16)
+    tables = dict(qo_indptr=np.array([0, 1]), kv_len=np.array([20]), kv_page_indptr=np.array([0, 2]))
+    step.attn.plan(**tables, kv_page_indices=np.array([3, 199]))
+    q, out, lse = (x[:8] for x in (step.q, step.out, step.lse))
+    cache = [x[:200] for x in step.cache]
+    step.attn.run(q, cache, out=out, lse=lse)
+    step.plan([(16, 16)])  # what ran without a capture limits nothing
+    step.attn.plan(**tables, kv_page_indices=np.array([3, 199]))
+    torch.cuda.synchronize()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        step.attn.run(q, cache, out=out, lse=lse)
+    with pytest.raises(ValueError, match=r"plan: 9 query tokens, but a captured run\(\) has 8 rows of q"):
+        step.plan([(9, 9)])
+    with pytest.raises(ValueError, match=r"kv_page_indices\[1\] is 200, but a captured run\(\) has 200 pages"):
+        step.attn.plan(**tables, kv_page_indices=np.array([3, 200]))
+    step.attn.plan(**tables, kv_page_indices=np.array([3, 199]))
+
+
 def test_planning_beside_a_capture(kernel):
     """On a stream of its own, while another one captures in global mode: neither disturbs the other."""
     captured, other = (Step(kernel, 64, 8, 1, 4000, seed, 20000, 64) for seed in (41, 42))
