@@ -36,7 +36,10 @@ struct AttentionConfig {
   Device device;
   float sm_scale = 0;                     // 0: 1 / sqrt(head_dim_qk)
   Scheduler scheduler = Scheduler::kAuto;
-  std::string kernel = "auto";            // "plain": the slow, obvious kernel; "sm90a"
+  std::string kernel = "auto";            // cuda: "plain", the slow, obvious kernel; "sm90a".
+                                          //   cpu: "cpu", the same as "auto"; of built-in variants
+                                          //   also "cpu x86-64-v4", "cpu x86-64-v3" and "cpu
+                                          //   baseline", where the machine has these instructions
   int max_ctas = 0;                       // 0: the whole device
 };
 

@@ -109,7 +109,9 @@ class Attention:
     num_qo_heads is a multiple of num_kv_heads; head dims are multiples of 8 up to 256. dtype is
     that of q, K, V and out: "float32", "bfloat16" or "float16" (NumPy's bfloat16 is uint16).
     bounds are the capacities that grid, workspace and kernels follow from. workspace may be shared;
-    None makes one. sm_scale: 1 / sqrt(head_dim_qk). kernel="plain" is the slow, obvious one.
+    None makes one. sm_scale: 1 / sqrt(head_dim_qk). kernel: "auto"; on CUDA "plain", the slow,
+    obvious one, or "sm90a"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
+    built-in variants, where the machine has these instructions.
     Raises ValueError for what no kernel takes, RuntimeError without driver, NVRTC or memory.
 
     >>> import numpy as np, plait

@@ -189,6 +189,7 @@ std::unique_ptr<Executor> make_cpu_executor(const AttentionConfig& config) {
 }
 
 long long cpu_workspace_bytes(const AttentionConfig& config) {
+  cpu::instruction_set_of(config);  // for its check
   const PlanTarget target = cpu::plan_target(config, cpu::thread_pool().num_threads());
   return workspace_layout(target.max_partial_rows, config.head_dim_vo).bytes;
 }

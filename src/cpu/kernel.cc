@@ -57,14 +57,14 @@ std::string instruction_set_of(const AttentionConfig& config) {
   std::string taken = "'auto', 'cpu'";
   for (const std::string& set : instruction_sets()) {
     if (config.kernel == "cpu " + set) {
-      check(builtin_variant(config.variant).has_value(), "Attention: kernel is '", config.kernel,
+      check(builtin_variant(config.variant).has_value(), "attention: kernel is '", config.kernel,
             "', but variant '", config.variant.name(),
             "' is compiled for this machine: take 'cpu' or 'auto'");
       return set;
     }
     taken += ", 'cpu " + set + "'";
   }
-  check(false, "Attention: kernel is '", config.kernel, "', but the CPU here takes ", taken);
+  check(false, "attention: kernel is '", config.kernel, "', but the CPU here takes ", taken);
   return "";
 }
 
