@@ -157,6 +157,8 @@ Variant variant_from(const plait_config& c) {
   }
   check(c.variant_name != nullptr && c.variant_struct != nullptr,
         "plait_config: variant_source is set, but variant_name or variant_struct is NULL");
+  check(c.num_variant_params >= 0, "plait_config: num_variant_params is ", c.num_variant_params,
+        "; it must be >= 0");
   check(c.num_variant_params == 0 || c.variant_params != nullptr,
         "plait_config: variant_params is NULL, but num_variant_params is ", c.num_variant_params);
   std::vector<VariantParam> params;

@@ -48,6 +48,8 @@ CONFIGS = {
     "max_ctas": ({"max_ctas": -1}, ("max_ctas", "-1")),
     "sm_scale": ({"sm_scale": -1.0}, ("sm_scale", "-1")),
     "sm_scale nan": ({"sm_scale": float("nan")}, ("sm_scale", "nan")),
+    "sm_scale that float32 rounds to 0": ({"sm_scale": 1e-46}, ("sm_scale", "1e-46", "float32")),
+    "sm_scale beyond float32": ({"sm_scale": 1e39}, ("sm_scale", "1e+39", "float32")),
     "bounds requests": ({"bounds": plait.Bounds(requests=0, query_tokens=1, keys=1)},
                         ("requests", "0")),
     "bounds keys": ({"bounds": plait.Bounds(requests=1, query_tokens=1, keys=-3)}, ("keys", "-3")),
@@ -232,7 +234,7 @@ def test_bad_scales_and_variant_arguments(device):
     def run(**more):
         return attn.run(a["q"], (a["k"], a["v"]), out=a["out"], lse=a["lse"], **more)
 
-    for scale in (0.0, -1.0, float("inf"), float("nan")):
+    for scale in (0.0, -1.0, 1e-46, float("inf"), float("nan")):
         refused(lambda: run(sm_scale=scale), "sm_scale")
     refused(lambda: run(capp=3.0), "capp", "cap")
     refused(lambda: run(cap=a["lse"]), "cap")

@@ -1,5 +1,6 @@
 """Attention: compiled once, planned once a step, run once a layer."""
 
+import ctypes
 import math
 
 from plait import _plait
@@ -82,8 +83,9 @@ def _config(
 
 
 def _check_scale(sm_scale):
-    if not (math.isfinite(sm_scale) and sm_scale > 0):  # 0 means "not given" below
-        raise ValueError(f"sm_scale is {sm_scale}; it must be finite and > 0")
+    as_float = ctypes.c_float(sm_scale).value  # what arrives below, where 0 means "not given"
+    if not (math.isfinite(as_float) and as_float > 0):
+        raise ValueError(f"sm_scale is {sm_scale}; it must be finite and > 0 in float32")
 
 
 def _rows(q):

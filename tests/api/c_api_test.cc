@@ -81,6 +81,12 @@ TEST(CApi, ConfigErrors) {
   config.variant_name = "mine";
   EXPECT_EQ(create_error(config),
             "plait_config: variant_source is NULL, but other variant_ fields are set");
+  const plait_param param{};
+  config.variant_struct = "Mine";
+  config.variant_source = "struct Mine {};";
+  config.variant_params = &param;
+  config.num_variant_params = -1;
+  EXPECT_EQ(create_error(config), "plait_config: num_variant_params is -1; it must be >= 0");
   config = small_config();
   config.struct_size = 8;
   EXPECT_NE(create_error(config).find("plait_config.struct_size is 8, but this library's has "),
