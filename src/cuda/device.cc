@@ -1,5 +1,6 @@
 #include "cuda/device.h"
 
+#include "jit/texts.h"
 #include "plait/error.h"
 
 namespace plait::cuda {
@@ -66,6 +67,9 @@ GpuDevice& GpuDevice::get(int id) {
 }
 
 std::shared_ptr<const Kernel> GpuDevice::kernel(const jit::KernelSource& source) {
+  if (jit::includes_other_files(source.text)) {
+    return std::make_shared<const Kernel>(source, info_.arch);
+  }
   {
     const std::lock_guard lock(mutex_);
     const auto it = kernels_.find(source.text);

@@ -37,7 +37,8 @@ class GpuDevice {
   int id() const { return id_; }
   Context context() const { return context_; }
   const GpuInfo& info() const { return info_; }
-  // Compiled and loaded once a text. The context must be current.
+  // Compiled and loaded once a text, unless it includes files of the user's. The context must be
+  // current.
   std::shared_ptr<const Kernel> kernel(const jit::KernelSource& source);
   // kernels/<name>.cuh, see jit::assemble_utility. Loaded at its first use.
   std::shared_ptr<const Kernel> utility(const std::string& name, const std::string& call_type,
@@ -65,8 +66,8 @@ class CurrentDevice {
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 };
 
-// Until the end of the scope this thread may pin, allocate and ask events while some stream captures
-// in global mode: what it does belongs to no capture, and would else invalidate that one.
+// Until the end of the scope this thread may pin, allocate and ask events while some stream
+// captures in global mode: what it does belongs to no capture, and would else invalidate that one.
 class OutsideCaptures {
  public:
   OutsideCaptures();

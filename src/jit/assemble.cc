@@ -56,12 +56,8 @@ std::string move_includes_out(const std::string& source, const std::string& file
   for (size_t begin = 0; begin < source.size();) {
     const size_t end = std::min(source.find('\n', begin), source.size());
     ++line_number;
-    size_t at = code.find_first_not_of(" \t", begin);
-    bool is_include = false;
-    if (at < end && code[at] == '#') {
-      at = code.find_first_not_of(" \t", at + 1);
-      is_include = at < end && code.compare(at, 7, "include") == 0;
-    }
+    const bool is_include =
+        include_on(std::string_view(code).substr(begin, end - begin)).has_value();
     const std::string line = source.substr(begin, end - begin);
     if (is_include) {
       includes += concat("#line ", line_number, " \"", file, "\"\n", line, "\n");

@@ -25,7 +25,7 @@ constexpr int kNvrtcOutOfMemory = 1;
 // Folders of the CUDA headers, only for a user text that includes some: ours need none, and NVRTC
 // looks nowhere by itself.
 std::vector<std::string> toolkit_includes(const std::string& text) {
-  if (text.find("#include <") == std::string::npos) return {};
+  if (!includes_other_files(text)) return {};
   std::vector<std::string> roots;
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
     if (const auto home = environment(name)) roots.push_back(*home);
@@ -203,6 +203,7 @@ Cubin compile_cubin_uncached(const KernelSource& source, const std::string& arch
 Cubin compile_cubin(const KernelSource& source, const std::string& arch) {
   static std::mutex mutex;
   static std::map<std::string, std::shared_future<Cubin>> cubins;  // done or being compiled
+  if (includes_other_files(source.text)) return compile_cubin_uncached(source, arch);
   const std::vector<std::string> options = options_for(source, arch);
   const std::string key = key_of(source, options);
   std::promise<Cubin> promise;

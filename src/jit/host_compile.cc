@@ -151,11 +151,15 @@ void* compile_host(const std::string& text, const std::string& entry,
       mutex;  // one build at a time in a process: rare, and the second may be the same
   static std::map<std::string, void*> libraries;  // by key and entry
   const std::lock_guard lock(mutex);
-  void*& address = libraries[key + entry];
+  const bool cached = !includes_other_files(text);
+  void* fresh = nullptr;
+  void*& address = cached ? libraries[key + entry] : fresh;
   if (address != nullptr) return address;
 
   const std::string file = key + ".so";
-  if (const auto path = cache_find(file)) return address = open_entry(*path, entry, variant_name);
+  if (const auto path = cached ? cache_find(file) : std::nullopt) {
+    return address = open_entry(*path, entry, variant_name);
+  }
 
   const std::string expanded = expand_includes(text, "generated_variant.h");
   const TemporaryDir scratch;
@@ -168,7 +172,7 @@ void* compile_host(const std::string& text, const std::string& entry,
   keep_artefact(keep_name, "cc", expanded);
   keep_artefact(keep_name, "log", result.output);
   if (!result.ok()) throw Error(build_error(result, variant_name, found.command, key, text));
-  const auto bytes = read_file(library);
+  const auto bytes = cached ? read_file(library) : std::nullopt;
   if (bytes && cache_store(file, *bytes)) {
     if (const auto path = cache_find(file)) return address = open_entry(*path, entry, variant_name);
   }

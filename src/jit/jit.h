@@ -45,13 +45,14 @@ struct Cubin {
 };
 // arch: "75", "80", "86", "89", "90a", "100", "120". Throws Error: NVRTC not found (everywhere it
 // was looked for, what to set), or the compiler's first error in the user's own text, at most 15
-// lines.
+// lines. A text that includes files of the user's is compiled anew by every call: no cache can tell
+// whether they have changed.
 Cubin compile_cubin(const KernelSource& source, const std::string& arch);
 // The same past the cache, for measuring.
 Cubin compile_cubin_uncached(const KernelSource& source, const std::string& arch);
 
 // Compiles `text` to a shared library with the host compiler and returns dlsym(entry). The library
-// stays loaded. `variant_name` is for errors. Throws Error as above.
+// stays loaded. `variant_name` is for errors. Throws Error as above; compiles anew as above.
 void* compile_host(const std::string& text, const std::string& entry,
                    const std::string& variant_name);
 

@@ -1,30 +1,22 @@
 #include "jit/texts.h"
 
+#include <algorithm>
 #include <set>
-#include <string_view>
 
 #include "base/hash.h"
 #include "jit/embedded.h"
 #include "plait/error.h"
+#include "variants/functors.h"
 
 namespace plait::jit {
 namespace {
 
 // The name in `#include "name"`; empty if the line is none.
 std::string_view quoted_include(std::string_view line) {
-  const auto skip_spaces = [&] {
-    while (!line.empty() && (line[0] == ' ' || line[0] == '\t')) line.remove_prefix(1);
-  };
-  skip_spaces();
-  if (!line.starts_with('#')) return {};
-  line.remove_prefix(1);
-  skip_spaces();
-  if (!line.starts_with("include")) return {};
-  line.remove_prefix(7);
-  skip_spaces();
-  if (!line.starts_with('"')) return {};
-  line.remove_prefix(1);
-  return line.substr(0, line.find('"'));
+  std::string_view argument = include_on(line).value_or("");
+  if (!argument.starts_with('"')) return {};
+  argument.remove_prefix(1);
+  return argument.substr(0, argument.find('"'));
 }
 
 void expand(std::string_view text, std::string file, std::set<std::string>& seen,
@@ -64,6 +56,35 @@ void expand(std::string_view text, std::string file, std::set<std::string>& seen
 }
 
 }  // namespace
+
+std::optional<std::string_view> include_on(std::string_view line) {
+  const auto skip_spaces = [&] {
+    while (!line.empty() && (line[0] == ' ' || line[0] == '\t')) line.remove_prefix(1);
+  };
+  skip_spaces();
+  if (!line.starts_with('#')) return std::nullopt;
+  line.remove_prefix(1);
+  skip_spaces();
+  if (!line.starts_with("include")) return std::nullopt;
+  line.remove_prefix(7);
+  skip_spaces();
+  return line;
+}
+
+bool includes_other_files(const std::string& text) {
+  if (text.find("__has_include") != std::string::npos) return true;
+  const std::string code = without_comments(text);  // of the same lines and columns
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    // An include with comments among its words is not understood below, and counts as another file.
+    if (include_on(std::string_view(code).substr(begin, end - begin))) {
+      const std::string_view line = std::string_view(text).substr(begin, end - begin);
+      if (embedded_text(std::string(quoted_include(line))) == nullptr) return true;
+    }
+    begin = end + 1;
+  }
+  return false;
+}
 
 const char* embedded_text(const std::string& name) {
   for (int i = 0; i < kNumEmbeddedFiles; ++i) {

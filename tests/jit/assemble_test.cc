@@ -52,6 +52,22 @@ TEST(Texts, ExpandsEachIncludeOnceAndKeepsLines) {
   EXPECT_NE(text.find("#line 2 \"top\"\n\n#include <vector>\nint x;\n"), std::string::npos);
 }
 
+TEST(Texts, TellsIncludesOfOtherFiles) {
+  const std::string ours = "#include \"host_device/variant.h\"\n";
+  for (const std::string& text : {std::string(), ours, ours + "  #\tinclude\"host_device/row.h\"\n",
+                                  ours + "// #include <x>\n", std::string("/*\n#include <x>\n*/\n"),
+                                  std::string("#define include_x 1\nint include;\n")}) {
+    EXPECT_FALSE(includes_other_files(text)) << text;
+  }
+  for (const char* line :
+       {"#include <x>", "#include<x>", "# include <x>", " #\tinclude \"x\"", "#include\"x\"",
+        "#include X", "/* why */ #include <x>", "# /* why */ include <x>", "#include <x>  // y",
+        "#include \"host_device/variant.h \"", "#if __has_include(<x>)"}) {
+    EXPECT_TRUE(includes_other_files(ours + line + "\nint y;\n")) << line;
+    EXPECT_TRUE(includes_other_files(line)) << line;
+  }
+}
+
 // Compiles `variant` with entry points for what a test asks, on the host.
 template <class Function>
 Function* compile(const Variant& variant, const std::string& entry) {

@@ -90,6 +90,26 @@ TEST_F(HostCompile, AnotherProcessNeedsNoCompile) {
   EXPECT_EQ(read_file(cache_.path() + "/runs"), "x\n");
 }
 
+// No key holds what a header of the user's says: an edit must not meet the artefact before it.
+TEST_F(HostCompile, AHeaderOfTheUsersIsReadAnew) {
+  const TemporaryDir headers;
+  const std::string header = headers.path() + "/bias.h";
+  for (const char* include : {"#include \"", "# include\""}) {
+    for (const int constant : {1, 2}) {
+      write_text(header, concat("#define CONSTANT ", constant, "\n"));
+      const Variant variant = custom(
+          "bias", "Bias",
+          concat(
+              include, header,
+              "\"\nstruct Bias {\n  PLAIT_HD static float logits_transform(const Params& p, const "
+              "LogitContext&, float x) { return x + p.bias + CONSTANT; }\n};\n"),
+          {{"bias", VariantParam::kFloat, 0}});
+      EXPECT_EQ(logit_of_one(variant), 1.5f + constant);
+    }
+  }
+  EXPECT_EQ(num_artefacts(), 0);
+}
+
 TEST_F(HostCompile, WorksWithoutACacheFolder) {
   const ScopedEnvironment env(
       {{"PLAIT_CACHE_DIR", ""}, {"XDG_CACHE_HOME", ""}, {"HOME", "/proc/none"}});

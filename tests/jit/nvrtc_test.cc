@@ -144,6 +144,23 @@ TEST_F(Nvrtc, CompilesOnceForAllProcesses) {
   EXPECT_FALSE(compile_cubin(fresh(), "80").from_cache);
 }
 
+// A header of the user's is in no key.
+TEST_F(Nvrtc, AHeaderOfTheUsersIsReadAnew) {
+  const TemporaryDir headers;
+  KernelSource source = fresh();
+  source.text = concat("#include \"", headers.path(), "/own.h\"\n", source.text,
+                       "extern \"C\" __global__ void own(int* to) { *to = OWN; }\n");
+  std::string before;
+  for (const int constant : {1, 2}) {
+    write_text(headers.path() + "/own.h", concat("#define OWN ", constant, "\n"));
+    const Cubin cubin = compile_cubin(source, "90a");
+    EXPECT_FALSE(cubin.from_cache);
+    EXPECT_TRUE(cubin.bytes != before);
+    before = cubin.bytes;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(cache_.path()));
+}
+
 // C33 with cubins: broken artefacts are rebuilt, processes race without harm.
 TEST_F(Nvrtc, RebuildsBrokenCubinsInARace) {
   const auto compile = [] {
