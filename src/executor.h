@@ -18,8 +18,8 @@ class Executor {
   virtual const PlanTarget& target() const = 0;
   virtual std::string kernel_name() const = 0;
   virtual long long workspace_bytes() const = 0;
-  // Puts `plan` and the host tables of `view` where run() reads them; on a GPU behind an address that
-  // stays the same for the life of the executor. If it throws, the plan before stays.
+  // Puts `plan` and the host tables of `view` where run() reads them; on a GPU behind an address
+  // that stays the same for the life of the executor. If it throws, the plan before stays.
   virtual void upload(const Plan& plan, const FormatView& view, Stream stream) = 0;
   // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
   // arrived, which the executor fills in. `variant_slots`: the variant's parameters, 8 bytes each,
@@ -30,8 +30,8 @@ class Executor {
   virtual bool is_capturing(Stream) const { return false; }
 };
 
-// Partial rows that a plan may have with tiles of at most `tile_q` rows. Throws ArgumentError if int
-// does not hold them.
+// Partial rows that a plan may have with tiles of at most `tile_q` rows. Throws ArgumentError if
+// int does not hold them.
 int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q);
 
 // How an Attention's workspace is divided: [partial_out][partial_lse], each 256-byte aligned. The

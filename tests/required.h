@@ -1,5 +1,5 @@
-// Whether `variable` is 1: what `make` sets where a test that would otherwise be skipped, for want of
-// a GPU or a toolkit, must fail.
+// Whether `variable` is 1: what `make` sets where a test that would otherwise be skipped, for want
+// of a GPU or a toolkit, must fail.
 #pragma once
 #include <cstdlib>
 #include <string_view>

@@ -87,9 +87,9 @@ class Attention {
   const PlanTarget& target() const;
   std::string kernel_name() const;        // what runs: "cpu", "plain", "sm90a ..."
 
-  // Once a step. Never waits for the device. Refused while `stream` captures, and where a run() that
-  // was captured has fewer rows of q than there are query tokens, or a smaller cache than the host
-  // tables name (device tables are not looked at).
+  // Once a step. Never waits for the device. Refused while `stream` captures, and where a run()
+  // that was captured has fewer rows of q than there are query tokens, or a smaller cache than the
+  // host tables name (device tables are not looked at).
   void plan(const Batch& batch, Stream stream = nullptr);
   const Plan& current_plan() const;
   // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which

@@ -18,7 +18,8 @@ PlanTarget plan_target(const AttentionConfig& config, int num_threads) {
   target.group_size = config.num_qo_heads / config.num_kv_heads;
   target.num_kv_heads = config.num_kv_heads;
   const bool shared = config.kv.num_levels > 1;  // a row block then has the rows of many requests
-  if (!shared && static_cast<long long>(config.bounds.longest_q()) * target.group_size <= kFewRows) {
+  if (!shared &&
+      static_cast<long long>(config.bounds.longest_q()) * target.group_size <= kFewRows) {
     target.num_shapes = 1;
     target.shapes[0] = few;
   } else {

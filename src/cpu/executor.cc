@@ -91,8 +91,8 @@ class CpuExecutor : public Executor {
   }
 
  private:
-  // A plan as run() reads it. Two take turns, so that an upload() that runs out of memory leaves the
-  // one before.
+  // A plan as run() reads it. Two take turns, so that an upload() that runs out of memory leaves
+  // the one before.
   struct Uploaded {
     Plan plan;
     std::vector<std::vector<int>> tables;  // by level

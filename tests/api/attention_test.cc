@@ -430,8 +430,9 @@ TEST(Attention, ConfigRefusals) {
               c.kv.hnd = true;
             }),
             "attention: kv.hnd is set, but a ragged format has no pages");
-  EXPECT_NE(refused([](AttentionConfig& c) { c.kernel = "sm90a"; })
-                .find("attention: kernel is 'sm90a', but the CPU here takes 'auto', 'cpu', "),
+  EXPECT_NE(refused([](AttentionConfig& c) {
+              c.kernel = "sm90a";
+            }).find("attention: kernel is 'sm90a', but the CPU here takes 'auto', 'cpu', "),
             std::string::npos);
   EXPECT_EQ(refused([](AttentionConfig& c) { c.device.type = 13; }),
             "attention: device is device 0 of DLPack type 13; plait runs on cpu and cuda");
