@@ -72,7 +72,8 @@ PLAIT_DEVICE void load_q(typename Tile<kConfig>::Smem& smem, const VariantCall<V
       smem.request[r] = request;
       smem.position[r] = position;
     }
-    const Q* from = static_cast<const Q*>(params.q) + row.token * params.q_stride.token +
+    const Q* from = static_cast<const Q*>(params.q) +
+                    existing_row(params, row.token) * params.q_stride.token +
                     row.qo_head * params.q_stride.head;
     load_row<kConfig.head_dim_qk>(smem.q[r], from, lane);
     if constexpr (VariantTraits<V>::kHasQueryTransform) {

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "attention_config.h"
-#include "capture_limits.h"
 #include "executor.h"
 #include "plait/error.h"
 #include "tensor_checks.h"
@@ -45,11 +44,7 @@ struct Attention::Impl {
   }
 
   // Fills what of Params follows from the tensors.
-  struct CheckedRun {
-    Params params;
-    long long cache_blocks;  // pages; ragged: rows of k
-  };
-  CheckedRun check_run(const RunArgs& args) const;
+  Params check_run(const RunArgs& args) const;
   void check_blocks(const KvTensors& kv) const;
 
   AttentionConfig config;
@@ -59,7 +54,6 @@ struct Attention::Impl {
   std::shared_ptr<Workspace> workspace;
   PlannedBatch batches[2];
   int current = -1;  // index into batches; -1: nothing planned
-  CaptureLimits captured;
 };
 
 Attention::Attention(const AttentionConfig& config, std::shared_ptr<Workspace> workspace) {
@@ -86,7 +80,6 @@ void Attention::plan(const Batch& batch, Stream stream) {
   const int next = impl_->current == 0 ? 1 : 0;
   PlannedBatch& planned = impl_->batches[next];
   make_view(config.kv, config.bounds, batch, config.device, planned.view);
-  impl_->captured.check_plan(planned.view, config.kv.kind == KvFormat::kRagged);
   make_plan(planned.view.view, config.variant.visible, impl_->executor->target(), config.scheduler,
             planned.plan);
   impl_->executor->upload(planned.plan, planned.view, stream);
@@ -107,7 +100,7 @@ void Attention::Impl::check_blocks(const KvTensors& kv) const {
         " (k.shape[0])");
 }
 
-Attention::Impl::CheckedRun Attention::Impl::check_run(const RunArgs& args) const {
+Params Attention::Impl::check_run(const RunArgs& args) const {
   const FormatView& view = batches[current].view;
   const Device& device = config.device;
   const TensorName q{"run", "q"}, out{"run", "out"}, lse{"run", "lse"};
@@ -159,17 +152,16 @@ Attention::Impl::CheckedRun Attention::Impl::check_run(const RunArgs& args) cons
   check(std::isfinite(args.sm_scale) && args.sm_scale >= 0, "run: sm_scale is ", args.sm_scale,
         "; it must be finite and > 0 (0: the configuration's)");
   params.sm_scale = args.sm_scale > 0 ? args.sm_scale : sm_scale;
-  return {params, kv.num_blocks};
+  return params;
 }
 
 void Attention::run(const RunArgs& args, Stream stream) {
   check(impl_->current >= 0, "run: nothing is planned yet; call plan() first");
-  const auto [params, cache_blocks] = impl_->check_run(args);
+  const Params params = impl_->check_run(args);
   const std::vector<unsigned long long> slots =
       impl_->slots.with(args.variant_args, impl_->config.device);
   if (params.num_rows == 0) return;
   impl_->executor->run(params, slots, *impl_->workspace, stream);
-  if (impl_->executor->is_capturing(stream)) impl_->captured.note(params.num_rows, cache_blocks);
 }
 
 long long workspace_bytes(const AttentionConfig& config) {

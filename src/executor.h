@@ -26,8 +26,6 @@ class Executor {
   // in the order of Variant::parts and their params.
   virtual void run(const Params& params, std::span<const unsigned long long> variant_slots,
                    Workspace& workspace, Stream stream) = 0;
-  // Whether what is put on `stream` now becomes part of a CUDA graph.
-  virtual bool is_capturing(Stream) const { return false; }
 };
 
 // Partial rows that a plan may have with tiles of at most `tile_q` rows. Throws ArgumentError if

@@ -87,16 +87,13 @@ class Attention {
   const PlanTarget& target() const;
   std::string kernel_name() const;        // what runs: "cpu", "plain", "sm90a ..."
 
-  // Once a step. Never waits for the device. Refused while `stream` captures, and where a run()
-  // that was captured has fewer rows of q than there are query tokens, or a smaller cache than the
-  // host tables name (device tables are not looked at).
+  // Once a step. Never waits for the device. Refused while `stream` captures.
   void plan(const Batch& batch, Stream stream = nullptr);
   const Plan& current_plan() const;
   // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which
-  // then serves every later plan within the bounds whose query tokens are no more than the rows of
-  // the q captured, and whose pages (ragged: rows) lie in the cache captured. A replay checks
-  // nothing, so plan() refuses any other plan from then on, whichever graph is to be replayed: give
-  // q the rows of bounds.query_tokens, or have an Attention for each size that is captured.
+  // then serves every later plan within the bounds. A replay knows the tensors it was captured with:
+  // of a plan with more query tokens than that q has rows it computes those that exist, and the
+  // plan's pages (ragged: rows) must lie in that cache, which nothing checks.
   void run(const RunArgs& args, Stream stream = nullptr);
 
  private:

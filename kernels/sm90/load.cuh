@@ -213,7 +213,8 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
     const bool valid = row < unit.num_rows;
     if (valid) {
       const PackedRow packed = row_of(params, row_map, unit, row);
-      offset = packed.token * params.q_stride.token + packed.qo_head * params.q_stride.head;
+      offset = existing_row(params, packed.token) * params.q_stride.token +
+               packed.qo_head * params.q_stride.head;
     }
     ptx::cp_async_16(smem.q + chunk_offset(Smem<kConfig>::kTileQ, row, chunk),
                      q + offset * 2 + chunk * kChunkBytes, valid ? 16 : 0);

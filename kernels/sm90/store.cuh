@@ -99,7 +99,7 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
   }
 #pragma unroll
   for (int i = 0; i < kBlocks / 4; ++i) transpose_quad(w[i]);  // now columns of block 4 i + t
-  if (!rows.valid[r]) return;
+  if (!rows.valid[r] || !has_row(params, rows.token[r])) return;
   Out* row = static_cast<Out*>(params.out) +
              out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + 8 * t;
   if (reinterpret_cast<unsigned long long>(row) % 16 == 0) {

@@ -22,6 +22,13 @@ PLAIT_HD PackedRow packed_row(const PlanView& plan, const RowBlock& block, int r
   return {token_of(plan, block, i), kv_head * group_size + (row - i * group_size)};
 }
 
+// A captured run that is replayed may meet a plan of more tokens than its q has rows. Those rows do
+// not exist: they are computed from the last one that does, and stored nowhere.
+PLAIT_HD bool has_row(const Params& params, int token) { return token < params.num_rows; }
+PLAIT_HD int existing_row(const Params& params, int token) {
+  return has_row(params, token) ? token : params.num_rows - 1;
+}
+
 // RowContext::request of the keys of `block`: -1 where several requests share them. Formats list
 // the tokens of a row block request by request, so its two ends tell.
 PLAIT_HD int request_of_keys(const PlanView& plan, const RowBlock& block) {

@@ -4,6 +4,7 @@
 #include "host_device/config.h"
 #include "host_device/convert.h"
 #include "host_device/variant.h"
+#include "tile/rows.cuh"
 
 namespace plait {
 
@@ -32,6 +33,7 @@ template <KernelConfig kConfig, class V>
 PLAIT_DEVICE void store_out4(const Params& params, const typename V::Params& variant,
                              const PlanView& plan, int token, int qo_head, int dim, bool empty,
                              const float (&x)[4]) {
+  if (!has_row(params, token)) return;
   float y[4] = {x[0], x[1], x[2], x[3]};
   if constexpr (VariantTraits<V>::kHasOutputTransform) {
     const int request = plan.token_request[token], q_pos = plan.token_position[token];
@@ -49,7 +51,8 @@ PLAIT_DEVICE void store_out4(const Params& params, const typename V::Params& var
 template <class V>
 PLAIT_DEVICE void store_lse(const Params& params, int token, int qo_head, float lse) {
   if constexpr (VariantTraits<V>::kUseSoftmax) {
-    if (params.lse != nullptr) params.lse[out_offset(params.lse_stride, token, qo_head)] = lse;
+    if (params.lse != nullptr && has_row(params, token))
+      params.lse[out_offset(params.lse_stride, token, qo_head)] = lse;
   }
 }
 

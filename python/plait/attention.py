@@ -212,9 +212,8 @@ class Attention:
         All are int32 or int64 and 1-D, block_table 2-D. Lengths and indptrs lie on the host; page
         tables lie on host or device. Host arrays are copied; device arrays are kept and must stay
         unchanged until the runs are done. Which tables a format takes: RaggedKv, PagedKv, Level.
-        Returns a copy of the plan. Raises ValueError naming array, place and value, also for more
-        query tokens or higher pages than a run() captured in a CUDA graph had rows of q or pages of
-        cache; the plan before then stays.
+        Returns a copy of the plan. Raises ValueError naming array, place and value; the plan before
+        then stays.
         """
         tables = given(
             kv_len=kv_len,

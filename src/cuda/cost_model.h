@@ -1,6 +1,6 @@
 // What a tile costs, in microseconds: constants of the planner for each kernel, from times on one
-// H200 (132 multiprocessors, bfloat16, 32/8 heads, head_dim 128; `plait bench prefill|decode`), never
-// measured at run time.
+// H200 (132 multiprocessors, bfloat16, 32/8 heads, head_dim 128; `plait bench prefill|decode`),
+// never measured at run time.
 #pragma once
 #include "host_device/config.h"
 #include "plait/plan.h"

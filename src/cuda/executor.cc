@@ -159,13 +159,6 @@ class CudaExecutor : public Executor {
     kernel_->launch(static_cast<unsigned>(target_.num_ctas), stream, argument);
   }
 
-  bool is_capturing(cuda::Stream stream) const override {
-    const CurrentDevice current(device_);
-    int status = cuda::kCaptureNone;
-    return driver().StreamIsCapturing(stream, &status) == cuda::kSuccess &&
-           status == cuda::kCaptureActive;
-  }
-
  private:
   static constexpr std::size_t kMaxArgumentBytes = 4096;  // of a kernel, before CUDA 12.1
 

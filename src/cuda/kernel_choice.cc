@@ -65,10 +65,9 @@ namespace {
 // Whether every row block of these bounds fits one tile of the small kernel. A level of a composed
 // format collects the queries of many requests, so none of those.
 bool decode_only(const AttentionConfig& config) {
-  const int max_q_len =
-      config.bounds.max_q_len > 0 ? config.bounds.max_q_len : config.bounds.query_tokens;
   const int group_size = config.num_qo_heads / config.num_kv_heads;
-  return config.kv.num_levels == 1 && static_cast<long long>(max_q_len) * group_size <= 64;
+  return config.kv.num_levels == 1 &&
+         static_cast<long long>(config.bounds.longest_q()) * group_size <= 64;
 }
 
 }  // namespace

@@ -149,24 +149,24 @@ def test_planning_while_capturing_is_refused(kernel):
     same_bits(step.results()[0], want[0], "out ")
 
 
-def test_plans_beyond_the_captured_are_refused(kernel):
-    """A replay would read beyond the q or the cache that was captured."""
-    step = Step(kernel, 16, 8, 2, 400, 43, 3000, 16)
-    tables = dict(qo_indptr=np.array([0, 1]), kv_len=np.array([20]), kv_page_indptr=np.array([0, 2]))
-    step.attn.plan(**tables, kv_page_indices=np.array([3, 199]))
-    q, out, lse = (x[:8] for x in (step.q, step.out, step.lse))
-    cache = [x[:200] for x in step.cache]
-    step.attn.run(q, cache, out=out, lse=lse)
-    step.plan([(16, 16)])  # what ran without a capture limits nothing
-    step.attn.plan(**tables, kv_page_indices=np.array([3, 199]))
+def test_a_captured_q_with_fewer_rows_than_the_plan(kernel):
+    """A replay computes the rows that its q has, and writes nothing beyond them; split rows too."""
+    step = Step(kernel, 16, 8, 2, 700, 43, 9000, 16)
+    step.plan([(8, 16)])
     torch.cuda.synchronize()
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        step.attn.run(q, cache, out=out, lse=lse)
-    with pytest.raises(ValueError, match=r"plan: 9 query tokens, but a captured run\(\) has 8 rows of q"):
-        step.plan([(9, 9)])
-    with pytest.raises(ValueError, match=r"kv_page_indices\[1\] is 200, but a captured run\(\) has 200 pages"):
-        step.attn.plan(**tables, kv_page_indices=np.array([3, 200]))
-    step.attn.plan(**tables, kv_page_indices=np.array([3, 199]))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.attn.run(step.q[:8], step.cache, out=step.out[:8], lse=step.lse[:8])
+    for lengths in ([(9, 9)], [(16, 16)], [(1, 9000), (15, 900)], [(3, 5)]):
+        step.plan(lengths)
+        out, lse = (x.copy() for x in step.eager())
+        step.out.fill_(7)
+        step.lse.fill_(7)
+        graph.replay()
+        got, got_lse = step.results()
+        same_bits(got[:8], out[:8], f"{lengths}: out ")
+        same_bits(got_lse[:8], lse[:8], f"{lengths}: lse ")
+        assert (step.out[8:] == 7).all() and (step.lse[8:] == 7).all()
 
 
 def test_planning_beside_a_capture(kernel):
