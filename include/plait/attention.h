@@ -91,9 +91,9 @@ class Attention {
   void plan(const Batch& batch, Stream stream = nullptr);
   const Plan& current_plan() const;
   // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which
-  // then serves every later plan within the bounds. A replay knows the tensors it was captured with:
-  // of a plan with more query tokens than that q has rows it computes those that exist, and the
-  // plan's pages (ragged: rows) must lie in that cache, which nothing checks.
+  // then serves every later plan within the bounds. A replay knows the tensors of the capture: of a
+  // plan with more query tokens than that q has rows it computes those that exist, and the plan's
+  // pages (ragged: rows) must lie in that cache, which nothing checks.
   void run(const RunArgs& args, Stream stream = nullptr);
 
  private:
