@@ -67,15 +67,18 @@ test-gpu: $(GPU_SETUP)
 
 # compute-sanitizer over the GPU tests named in tests/gpu/sanitize.txt: every tool runs, then fails
 # if one has. Without torch's pool of memory, which would hide reads past the end of a tensor.
+# racecheck leaves out the sm90 kernel: it reports what mbarriers order (a Unit handed on by q_full)
+# and the join of split keys across named barriers; why those are ordered stands in kernels/sm90.
 SANITIZER ?= $(firstword $(wildcard /usr/local/cuda/bin/compute-sanitizer) compute-sanitizer)
 SANITIZER_TOOLS ?= memcheck synccheck racecheck
 sanitize-gpu: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
 sanitize-gpu: $(GPU_SETUP)
 	@failed=; for tool in $(SANITIZER_TOOLS); do \
+	  case $$tool in racecheck) select='not sm90 and not replay';; *) select='';; esac; \
 	  echo "== $$tool"; \
 	  $(SANITIZER) --tool $$tool --error-exitcode 1 --target-processes all \
-	    $(GPU_PYTHON) -m pytest -q -p no:cacheprovider $$(grep -v '^#' tests/gpu/sanitize.txt) \
-	    || failed="$$failed $$tool"; \
+	    $(GPU_PYTHON) -m pytest -q -p no:cacheprovider -k "$$select" \
+	    $$(grep -v '^#' tests/gpu/sanitize.txt) || failed="$$failed $$tool"; \
 	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 clean:
