@@ -1,6 +1,7 @@
 // Plan as plain data: its arrays as bytes, which python/plait/plan.py reads as structured NumPy
 // arrays, and back; and the planner as a pure host function.
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "batch_arg.h"
@@ -76,17 +77,33 @@ nb::list candidates_of(const Plan& plan) {
 }
 
 Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
-  const auto number = [&](const char* name) {
+  const auto integer = [&](const char* name, long long lowest, long long highest) {
     check(numbers.contains(name), "plan: no number ", name);
-    return nb::cast<long long>(numbers[name]);
+    const nb::object value = numbers[name];
+    long long number = 0;
+    check(nb::try_cast(value, number) && number >= lowest && number <= highest, "plan: ", name,
+          " is ", nb::repr(value).c_str(), "; it must be an integer from ", lowest, " to ",
+          highest);
+    return number;
+  };
+  const auto number = [&](const char* name) {
+    return static_cast<int>(integer(name, INT_MIN, INT_MAX));
   };
   Plan plan;
   for (nb::handle entry : candidates) {
-    nb::dict c = nb::cast<nb::dict>(entry);
-    plan.candidates.push_back({nb::cast<std::string>(c["name"]), nb::cast<int>(c["chunk"]),
-                               nb::cast<int>(c["num_items"]), nb::cast<int>(c["num_partial_rows"]),
-                               nb::cast<float>(c["makespan_us"]), nb::cast<float>(c["balance"]),
-                               nb::cast<bool>(c["fits"])});
+    nb::dict c;
+    PlanCandidate candidate;
+    const auto field = [&](const char* name, auto& to) {
+      return c.contains(name) && nb::try_cast(nb::object(c[name]), to);
+    };
+    check(nb::try_cast(entry, c) && field("name", candidate.name) &&
+              field("chunk", candidate.chunk) && field("num_items", candidate.num_items) &&
+              field("num_partial_rows", candidate.num_partial_rows) &&
+              field("makespan_us", candidate.makespan_us) && field("balance", candidate.balance) &&
+              field("fits", candidate.fits),
+          "plan: candidates[", plan.candidates.size(), "] is ", nb::repr(entry).c_str(),
+          ", which is no candidate");
+    plan.candidates.push_back(std::move(candidate));
   }
   plan.chosen = number("chosen");
   check(plan.candidates.empty() ? plan.chosen == 0
@@ -97,8 +114,8 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   plan.num_requests = number("num_requests");
   plan.num_levels = number("num_levels");
   plan.num_partial_rows = number("num_partial_rows");
-  plan.total_keys = number("total_keys");
-  plan.visible = {int(number("causal")), int(number("window_left")), int(number("sink_tokens"))};
+  plan.total_keys = integer("total_keys", LLONG_MIN, LLONG_MAX);
+  plan.visible = {number("causal"), number("window_left"), number("sink_tokens")};
   plan.row_blocks = from_bytes<RowBlock>(arrays, "row_blocks");
   plan.items = from_bytes<WorkItem>(arrays, "items");
   plan.cta_item_indptr = from_bytes<int>(arrays, "cta_item_indptr");
@@ -158,7 +175,8 @@ nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_k
   target["num_kv_heads"] = num_kv_heads;
   target["merge_us"] = cost.merge_us;
   target["min_split_keys"] = cost.min_split_keys;
-  target["max_partial_rows"] = 2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end());
+  target["max_partial_rows"] =
+      std::min(2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end()), 1LL * INT_MAX);
   target["shapes"] = shapes;
   return target;
 }

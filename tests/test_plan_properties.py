@@ -267,3 +267,19 @@ def test_plan_prints_itself():
     for word in ("equal_shares", "algorithm_1", "balance"):
         assert word in text, text
     assert len(text.splitlines()) <= 25
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"qo_indptr": [0, 1.5]},
+        {"qo_indptr": [[0, 1]]},
+        {"qo_indptr": []},
+        {"qo_indptr": [0, 2**40]},
+        {"num_ctas": 2**24},
+    ],
+)
+def test_plan_refuses_by_name(bad):
+    good = {"qo_indptr": [0, 1], "kv_len": [5000], "group_size": 4, "num_kv_heads": 2}
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        plait.make_plan(**(good | bad))

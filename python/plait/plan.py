@@ -144,19 +144,34 @@ class Plan:
         try:
             for name, dtype in _ARRAYS.items():
                 value = fields.pop(name)
+                if type(value) is not (dict if dtype.names else list):
+                    raise TypeError(f"{name} is {value!r}")
                 if dtype.names:
-                    array = np.zeros(
-                        len(value["padding" if "padding" in dtype.names else dtype.names[0]]), dtype
-                    )
+                    array = np.zeros(len(value[dtype.names[0]]), dtype)
                     for field in dtype.names:
-                        array[field] = value[field]
+                        array[field] = _integers(
+                            f"{name}.{field}", value[field], len(array), dtype[field]
+                        )
                 else:
-                    array = np.asarray(value, dtype)
+                    array = np.array(_integers(name, value, len(value), dtype), dtype)
                 arrays[name] = array.tobytes()
             candidates = fields.pop("candidates")
+            if type(candidates) is not list:
+                raise TypeError(f"candidates is {candidates!r}, no list")
         except (KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"not a plan: {error!r}") from None
         return cls(_plait.PlanData.from_parts(fields, candidates, arrays))
+
+
+def _integers(name, values, length, dtype):
+    """values of a plan's text, if they are a list of `length` integers that dtype holds."""
+    limits = np.iinfo(dtype)
+    if type(values) is not list or len(values) != length:
+        raise TypeError(f"{name} is no list of {length} integers")
+    for i, value in enumerate(values):
+        if type(value) is not int or not limits.min <= value <= limits.max:
+            raise TypeError(f"{name}[{i}] is {value!r}, no {dtype.name}")
+    return values
 
 
 def make_plan(
@@ -188,7 +203,17 @@ def make_plan(
     fixed_us + us_per_key * keys (defaults: those shipped for sm90), room for max_partial_rows
     (default: 2 * num_ctas * tile_q). Raises ValueError as Attention.plan does.
     """
+    qo_indptr = np.asarray(qo_indptr)
+    if qo_indptr.ndim != 1 or not len(qo_indptr) or qo_indptr.dtype.kind not in "iu":
+        raise ValueError(
+            f"qo_indptr is {qo_indptr.dtype}{list(qo_indptr.shape)}; taken is a list of integers, "
+            f"one more than there are requests"
+        )
     qo_indptr = np.ascontiguousarray(qo_indptr, np.int64)
+    if not 0 <= qo_indptr[-1] < 2**31:
+        raise ValueError(
+            f"qo_indptr[{len(qo_indptr) - 1}] is {qo_indptr[-1]}; it must be 0 ... 2^31 - 1"
+        )
     arrays = {name: np.asarray(array) for name, array in given(kv_len=kv_len, **tables).items()}
     levels = list(levels or [])
     kv = kv or (ComposedKv(RaggedKv(), len(levels)) if len(levels) > 1 else RaggedKv())
@@ -234,7 +259,7 @@ def _bounds_of(qo_indptr):
     huge = 2**31 - 1
     return _plait.Bounds(
         requests=max(len(qo_indptr) - 1, 1),
-        query_tokens=max(int(qo_indptr[-1]) if len(qo_indptr) else 0, 1),
+        query_tokens=max(int(qo_indptr[-1]), 1),
         keys=huge,
         total_pages=huge,
     )
