@@ -2,6 +2,7 @@
 // is written or launched before every check of a call has passed.
 #include "plait/attention.h"
 
+#include <atomic>
 #include <cmath>
 
 #include "attention_config.h"
@@ -29,6 +30,22 @@ float default_scale(const AttentionConfig& config) {
                              : 1.0f / std::sqrt(static_cast<float>(config.head_dim_qk));
 }
 
+// Holds an Attention or a Workspace for the length of a call, so that a second thread gets an error
+// rather than half of another call's data.
+class InUse {
+ public:
+  InUse(std::atomic<bool>& flag, const char* what) : flag_(flag) {
+    check(!flag_.exchange(true, std::memory_order_acquire), what,
+          " is in use by another thread; give each thread its own, or take turns");
+  }
+  ~InUse() { flag_.store(false, std::memory_order_release); }
+  InUse(const InUse&) = delete;
+  InUse& operator=(const InUse&) = delete;
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
 }  // namespace
 
 // A batch as it was planned. Two take turns, so that a plan() that throws leaves the one before.
@@ -54,6 +71,7 @@ struct Attention::Impl {
   std::shared_ptr<Workspace> workspace;
   PlannedBatch batches[2];
   int current = -1;  // index into batches; -1: nothing planned
+  std::atomic<bool> in_use{false};
 };
 
 Attention::Attention(const AttentionConfig& config, std::shared_ptr<Workspace> workspace) {
@@ -76,6 +94,7 @@ const PlanTarget& Attention::target() const { return impl_->executor->target(); 
 std::string Attention::kernel_name() const { return impl_->executor->kernel_name(); }
 
 void Attention::plan(const Batch& batch, Stream stream) {
+  const InUse held(impl_->in_use, "plan: the attention");
   const AttentionConfig& config = impl_->config;
   const int next = impl_->current == 0 ? 1 : 0;
   PlannedBatch& planned = impl_->batches[next];
@@ -156,11 +175,13 @@ Params Attention::Impl::check_run(const RunArgs& args) const {
 }
 
 void Attention::run(const RunArgs& args, Stream stream) {
+  const InUse held(impl_->in_use, "run: the attention");
   check(impl_->current >= 0, "run: nothing is planned yet; call plan() first");
   const Params params = impl_->check_run(args);
   const std::vector<unsigned long long> slots =
       impl_->slots.with(args.variant_args, impl_->config.device);
   if (params.num_rows == 0) return;
+  const InUse workspace_held(impl_->workspace->in_use(), "run: the workspace");
   impl_->executor->run(params, slots, *impl_->workspace, stream);
 }
 

@@ -1,5 +1,6 @@
 // Workspace: memory for partial states, on any device, own or a caller's; and how executors divide
 // it.
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <new>
@@ -39,11 +40,15 @@ struct Workspace::Impl {
   void* data = nullptr;
   long long bytes = 0;
   bool owned = false;
+  std::atomic<bool> in_use{false};
 };
 
 Workspace::Workspace(const Device& device, long long bytes) : impl_(new Impl) {
   check(bytes >= 0, "Workspace: bytes is ", bytes, ", but must not be negative");
-  *impl_ = {device, allocate(device, bytes), bytes, true};
+  impl_->data = allocate(device, bytes);
+  impl_->device = device;
+  impl_->bytes = bytes;
+  impl_->owned = true;
 }
 
 Workspace::Workspace(const TensorView& buffer) : impl_(new Impl) {
@@ -63,8 +68,9 @@ Workspace::Workspace(const TensorView& buffer) : impl_(new Impl) {
         "Workspace: buffer starts at an address that is ",
         reinterpret_cast<std::uintptr_t>(buffer.bytes()) % kAlignment,
         " bytes beyond a multiple of ", kAlignment, ", but must start at one");
-  *impl_ = {buffer.device(), buffer.bytes(), elements * buffer.dtype_bits * buffer.dtype_lanes / 8,
-            false};
+  impl_->device = buffer.device();
+  impl_->data = buffer.bytes();
+  impl_->bytes = elements * buffer.dtype_bits * buffer.dtype_lanes / 8;
 }
 
 Workspace::~Workspace() {
@@ -74,6 +80,7 @@ Workspace::~Workspace() {
 void* Workspace::data() const { return impl_->data; }
 long long Workspace::bytes() const { return impl_->bytes; }
 Device Workspace::device() const { return impl_->device; }
+std::atomic<bool>& Workspace::in_use() const { return impl_->in_use; }
 
 int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q) {
   // Flat formats: two partial tiles a CTA, however long the batch. Composed: a partial row for each

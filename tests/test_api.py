@@ -1,6 +1,7 @@
 """The Python surface: NumPy and torch tensors, uncopied and strided; merge and append; plans as data;
 workspaces shared; threads."""
 
+import json
 import threading
 
 import numpy as np
@@ -231,6 +232,38 @@ def test_many_threads(device):
     assert not wrong, wrong[0]
 
 
+@pytest.mark.parametrize("shared", ("attention", "workspace"))
+def test_two_threads_at_once_are_refused(shared):
+    """Never another call's numbers: a call is right, or refused while the other thread's is running."""
+    workspace = plait.Workspace(bytes=1 << 24)
+    q, k, v = data(9, kv_len=300)
+    attentions = [small(variant=plait.causal(), workspace=workspace) for _ in range(2)]
+    if shared == "attention":
+        attentions[1] = attentions[0]
+    for attn in attentions:
+        attn.plan(qo_indptr=np.array([0, len(q)]), kv_indptr=np.array([0, len(k)]))
+    want = attentions[0].run(q, (k, v))
+    wrong, refusals = [], []
+
+    def work(attn):
+        for _ in range(200):
+            try:
+                same_bits(attn.run(q, (k, v))[0], want[0], "out ")
+            except ValueError as error:
+                refusals.append(str(error))
+            except BaseException as error:  # noqa: BLE001 - reported below
+                wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(attn,)) for attn in attentions]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong, wrong[0]
+    assert all(f"the {shared} is in use by another thread" in text for text in refusals)
+    same_bits(attentions[0].run(q, (k, v))[0], want[0], "out ")
+
+
 def test_plans_print_and_compare():
     attn = small(max_ctas=8)
     a = attn.plan(qo_indptr=np.array([0, 3]), kv_indptr=np.array([0, 40]))
@@ -240,6 +273,14 @@ def test_plans_print_and_compare():
     for bad in ("{}", '{"items": 1}'):
         with pytest.raises(ValueError):
             plait.Plan.from_json(bad)
+    for field, value in (("num_ctas", 2**40), ("num_ctas", "x"), ("num_ctas", 1.5),
+                         ("chosen", 2**32),
+                         ("total_keys", 2**70), ("candidates", [1]), ("candidates", [{}]),
+                         ("candidates", None), ("row_map", [1.5]), ("row_map", [2**40]),
+                         ("row_map", 3),
+                         ("items", a.to_dict()["items"] | {"kv_begin": [1, 2, 3] * 99})):
+        with pytest.raises(ValueError, match=field):
+            plait.Plan.from_json(json.dumps(a.to_dict() | {field: value}))
 
 
 def test_kernel_names():

@@ -1,6 +1,7 @@
 // Attention: one variant, shape and KV format, compiled for one device, planned once a step and run
 // once a layer. Plus the operations engines need beside it: merge_states and append_kv.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,6 +58,8 @@ class Workspace {
   Device device() const;
 
  private:
+  friend class Attention;
+  std::atomic<bool>& in_use() const;  // during run()
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -72,7 +75,7 @@ struct RunArgs {
   std::vector<VariantArg> variant_args;
 };
 
-// Not to be used by two threads at once; different ones may.
+// Not to be used by two threads at once: plan() and run() refuse that. Different ones may.
 class Attention {
  public:
   // Compiles and loads the kernels. `workspace` may be shared; null: one of its own. Throws
