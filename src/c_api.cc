@@ -46,6 +46,7 @@ void check_struct(const char* name, const Struct* given) {
 
 template <class Struct>
 void init(Struct* s) {
+  if (s == nullptr) return;  // void: the call that the struct is for says so
   *s = Struct{};
   s->struct_size = sizeof(Struct);
 }
@@ -423,6 +424,7 @@ const char* plait_last_error(void) { return plait::last_error.c_str(); }
 const char* plait_version(void) { return PLAIT_VERSION; }
 
 void plait_config_init(plait_config* config) {
+  if (config == nullptr) return;
   plait::init(config);
   config->dtype = PLAIT_BFLOAT16;
   config->device_type = PLAIT_CPU;
@@ -432,16 +434,19 @@ void plait_config_init(plait_config* config) {
 }
 void plait_kv_tables_init(plait_kv_tables* tables) { plait::init(tables); }
 void plait_batch_init(plait_batch* batch) {
+  if (batch == nullptr) return;
   plait::init(batch);
   plait::init(&batch->kv);
 }
 void plait_run_args_init(plait_run_args* args) { plait::init(args); }
 void plait_merge_args_init(plait_merge_args* args) {
+  if (args == nullptr) return;
   plait::init(args);
   args->dtype = PLAIT_BFLOAT16;
   args->device_type = PLAIT_CPU;
 }
 void plait_append_args_init(plait_append_args* args) {
+  if (args == nullptr) return;
   plait::init(args);
   plait::init(&args->tables);
   args->dtype = PLAIT_BFLOAT16;

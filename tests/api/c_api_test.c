@@ -43,6 +43,9 @@ plait_status c_api_decode(float out[3 * 2 * 8], float lse[3 * 2]) {
   status = plait_append_kv(&append, NULL);
   if (status != PLAIT_OK) return status;
 
+  plait_config_init(NULL); /* nothing to fill: no fault */
+  plait_batch_init(NULL);
+  plait_run_args_init(NULL);
   plait_config_init(&config);
   config.num_qo_heads = 2;
   config.num_kv_heads = 1;
