@@ -62,6 +62,16 @@ def test_replay_refuses_in_one_line(args, message):
     assert error.startswith("plait: ") and message in error and error.count("\n") == 1, error
 
 
+@pytest.mark.parametrize(
+    "args",
+    [("--step-ms", "nan"), ("--step-ms", "0"), ("--requests", "0"), ("--steps", "-1"),
+     ("--check", "-1"), ("--check-rows", "0"), ("--seed", "-1")],
+)  # fmt: skip
+def test_replay_refuses_numbers_out_of_range(args):
+    error = run("replay", DATA / "azure_conv_2000.csv", *args, ok=2)
+    assert args[0] in error and "Traceback" not in error, error
+
+
 def test_a_failed_check_is_exit_code_1():
     code = (
         "import sys, plait.replay.session as s; s.append_kv = lambda *a, **k: None\n"

@@ -19,6 +19,11 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
+MOONCAKE_LINE = (
+    '{"timestamp": %s, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+)
+
+
 def write(tmp_path, text, name="trace"):
     path = tmp_path / name
     path.write_text(text)
@@ -54,6 +59,11 @@ def test_azure_is_told_apart_by_content(tmp_path):
             '{"timestamp": 1, "input_length": -5, "output_length": 1, "hash_ids": []}\n',
             "a length is -5",
         ),
+        (MOONCAKE_LINE % "NaN", "trace:1: not a Mooncake request"),
+        (MOONCAKE_LINE % "null", "trace:1: not a Mooncake request"),
+        (MOONCAKE_LINE.replace("600", "null") % 0, "trace:1: a length is None"),
+        (MOONCAKE_LINE.replace("600", "1e30") % 0, "trace:1: a length is 1e"),
+        (MOONCAKE_LINE.replace("[1, 2]", "[[1], [2]]") % 0, "trace:1: not a Mooncake request"),
         (AZURE + "2023-11-16 18:15:47,3\n", "trace:4: not an Azure request"),
     ],
 )
@@ -62,9 +72,9 @@ def test_bad_traces_are_refused_by_line(tmp_path, text, message):
         read_trace(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("scale", ["0", "-1", "1/1000"])
+@pytest.mark.parametrize("scale", ["0", "-1", "1/1000", "1/0", "x"])
 def test_bad_scales_are_refused(tmp_path, scale):
-    with pytest.raises(ValueError, match="whole number of tokens"):
+    with pytest.raises(ValueError, match="scale is"):
         read_trace(write(tmp_path, AZURE), scale)
 
 

@@ -21,6 +21,8 @@ def _lengths(text, what):
         ) from None
     if any(x < 0 for x in values):
         raise typer.BadParameter(f"{what} has a negative length: {text!r}")
+    if any(x >= 2**31 for x in values):
+        raise typer.BadParameter(f"{what} has a length of 2^31 or more: {text!r}")
     return np.array(values, np.int64)
 
 
@@ -57,7 +59,7 @@ def plan_command(
     tile_q: Annotated[str, typer.Option(help="packed rows of each shape, descending")] = "128,64",
     tile_kv: Annotated[int, typer.Option(help="cuts fall on multiples of it")] = 128,
     causal_: Annotated[bool, typer.Option("--causal/--full")] = True,
-    window_left: Annotated[int, typer.Option(help="-1: no window")] = -1,
+    window_left: Annotated[int, typer.Option(help="-1: no window", min=-1)] = -1,
     scheduler: Annotated[str, typer.Option(help="auto, lpt")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="the whole plan as one object")] = False,
 ):

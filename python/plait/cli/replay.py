@@ -36,11 +36,15 @@ def replay_command(
     step_ms: Annotated[
         float | None, typer.Option(help="trace time a step; default 20 / scale")
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="only the first ones")] = None,
-    steps: Annotated[int | None, typer.Option(help="stop after so many")] = None,
-    check: Annotated[int, typer.Option(help="check every Nth step; 0: none")] = Options.check_every,
-    check_rows: Annotated[int, typer.Option(help="rows of a checked step")] = Options.check_rows,
-    seed: Annotated[int, typer.Option()] = 0,
+    requests: Annotated[int | None, typer.Option(help="only the first ones", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="stop after so many", min=0)] = None,
+    check: Annotated[
+        int, typer.Option(help="check every Nth step; 0: none", min=0)
+    ] = Options.check_every,
+    check_rows: Annotated[
+        int, typer.Option(help="rows of a checked step", min=1)
+    ] = Options.check_rows,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     json: Annotated[bool, typer.Option("--json", help="one object instead of a table")] = False,
 ):
     """Replay a serving trace: every step append_kv, plan, run; exit 1 if a checked row is off."""
@@ -49,6 +53,8 @@ def replay_command(
     if step_ms is None:  # lengths shrink with the scale, time does not
         numerator, _, denominator = scale.partition("/")
         step_ms = Options.step_ms * float(denominator or 1) / float(numerator)
+    if not step_ms > 0:
+        raise typer.BadParameter(f"--step-ms is {step_ms}; it must be > 0")
     options = Options(
         device=device,
         num_qo_heads=num_qo_heads,

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
-from math import ceil
+from math import ceil, isfinite
 
 MOONCAKE_BLOCK = 512  # tokens that one entry of hash_ids stands for
 
@@ -28,7 +28,12 @@ def read_trace(path, scale="1", limit=None):
     must stay a whole number of tokens. Raises ValueError naming file and line for what is neither
     Mooncake JSONL nor Azure CSV.
     """
-    scale = Fraction(str(scale))
+    try:
+        scale = Fraction(str(scale))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"scale is {scale!r}; taken is a number such as 1/32 or 0.5") from None
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is {limit} requests; it must be at least 1")
     if scale <= 0 or (scale * MOONCAKE_BLOCK).denominator != 1:
         raise ValueError(
             f"scale is {scale}; 512 * scale must be a whole number of tokens, at least 1"
@@ -46,8 +51,9 @@ def read_trace(path, scale="1", limit=None):
 
 
 def _scaled(tokens, scale, where):
-    if int(tokens) != tokens or tokens < 0:
-        raise ValueError(f"{where}: a length is {tokens}")
+    number = type(tokens) in (int, float) and isfinite(tokens)
+    if not number or int(tokens) != tokens or not 0 <= tokens < 2**31:
+        raise ValueError(f"{where}: a length is {tokens!r}; it must be 0 ... 2^31 - 1")
     return ceil(int(tokens) * scale)
 
 
@@ -61,6 +67,10 @@ def _read_mooncake(file, path, scale):
             row = json.loads(line)
             arrival, inputs, outputs = row["timestamp"], row["input_length"], row["output_length"]
             hash_ids = tuple(row.get("hash_ids", ()))
+            if type(arrival) not in (int, float) or not isfinite(arrival):
+                raise ValueError(f"timestamp is {arrival!r}, no number")
+            if not all(type(id_) is int for id_ in hash_ids):
+                raise ValueError("hash_ids are no integers")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{where}: not a Mooncake request ({error!r}); wanted are timestamp, "
@@ -94,7 +104,7 @@ def _read_azure(file, path, scale):
     for number, row in enumerate(rows, 2):
         where = f"{path}:{number}"
         try:
-            arrival = datetime.fromisoformat(row[0][:26])
+            arrival = datetime.fromisoformat(row[0][:26]).replace(tzinfo=None)
             inputs, outputs = int(row[1]), int(row[2])
         except (ValueError, IndexError):
             raise ValueError(f"{where}: not an Azure request: {','.join(row)[:60]!r}") from None
