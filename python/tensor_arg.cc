@@ -130,11 +130,12 @@ bool TensorArg::from_array_struct(nb::handle object, const char* name, bool writ
   if (array->two != 2) return false;
   int code = dlpack_code(array->kind);
   if (array->kind == 'V' && array->itemsize == 2 &&  // ml_dtypes
-      nb::cast<std::string>(nb::str(object.attr("dtype"))) == "bfloat16") {
+      nb::cast<std::string>(nb::str(nb::object(object.attr("dtype")))) == "bfloat16") {
     code = 4;
   }
   if (code < 0) {
-    throw nb::type_error(concat(name, " has NumPy dtype ", nb::str(object.attr("dtype")).c_str(),
+    const nb::object dtype = object.attr("dtype");
+    throw nb::type_error(concat(name, " has NumPy dtype ", nb::str(dtype).c_str(),
                                 ", which no tensor argument takes")
                              .c_str());
   }

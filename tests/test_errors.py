@@ -45,6 +45,9 @@ CONFIGS = {
     "sm90a on a CPU": ({"kernel": "sm90a"}, ("sm90a", "cpu")),
     "scheduler": ({"scheduler": "best"}, ("scheduler", "best", "lpt")),
     "device": ({"device": "tpu"}, ("tpu", "cpu", "cuda")),
+    "a second cpu": ({"device": "cpu:1"}, ("cpu:1", "cuda:<index>")),
+    "device index no ASCII number": ({"device": "cuda:\N{SUPERSCRIPT TWO}"}, ("cuda:<index>",)),
+    "workspace of another type": ({"workspace": 3}, ("workspace", "plait.Workspace", "int")),
     "max_ctas": ({"max_ctas": -1}, ("max_ctas", "-1")),
     "sm_scale": ({"sm_scale": -1.0}, ("sm_scale", "-1")),
     "sm_scale nan": ({"sm_scale": float("nan")}, ("sm_scale", "nan")),
@@ -294,10 +297,23 @@ def test_bad_workspaces():
     refused(lambda: plait.Workspace(), "bytes")
 
 
+def test_array_of_another_dtype_is_named():
+    attn = attention()
+    for dtype in (object, "U1"):
+        array = np.zeros(2, dtype)
+        refused(lambda: attn.plan(qo_indptr=array, kv_indptr=np.zeros(2, np.int64)), "qo_indptr",  # noqa: B023
+                str(array.dtype), "which no tensor argument takes")
+
+
+def test_parameter_named_like_an_argument_of_run():
+    refused(lambda: plait.custom("v", "V", "", params={"lse": plait.Tensor}), "lse", "run()")
+
+
 def test_bad_merges(device):
     v, lse = tensor(device, (3, 2, HEADS, DIM)), tensor(device, (3, 2, HEADS), 0, "float32")
     plait.merge_states(v, lse)
     refused(lambda: plait.merge_states(v, lse[:2]), "lse")
+    refused(lambda: plait.merge_states(None, lse), "v must be a tensor", "NoneType")
     refused(lambda: plait.merge_states(v[:, 0], lse), "v")
     refused(lambda: plait.merge_states(v, tensor(device, (3, 2, HEADS))), "lse", "float32")
     refused(lambda: plait.merge_states(v[:, :0], lse[:, :0]), "v")

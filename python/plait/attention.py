@@ -115,6 +115,7 @@ class Attention:
     obvious one, or "sm90a"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
     built-in variants, where the machine has these instructions.
     Raises ValueError for what no kernel takes, RuntimeError without driver, NVRTC or memory.
+    Not for two threads at once: plan() and run() raise ValueError then.
 
     >>> import numpy as np, plait
     >>> attn = plait.Attention(num_qo_heads=4, num_kv_heads=2, head_dim=64, dtype="float32",
@@ -165,6 +166,8 @@ class Attention:
         )
         if parse_device(device)[0] != 1:
             use_wheels()
+        if not isinstance(workspace, (Workspace, type(None))):
+            raise TypeError(f"workspace must be a plait.Workspace, not {type(workspace).__name__}")
         self._workspace = workspace  # keeps a borrowed buffer alive
         self._impl = _plait.Attention(config, None if workspace is None else workspace._impl)
         self._out_tail = (num_qo_heads, head_dim_vo if head_dim is None else head_dim)

@@ -7,6 +7,13 @@ from plait.tensors import empty_like
 __all__ = ["append_kv", "merge_state", "merge_states"]
 
 
+def _shape(name, tensor):
+    try:
+        return tensor.shape
+    except AttributeError:
+        raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}") from None
+
+
 def merge_states(v, lse, *, out=None, out_lse=None, stream=None):
     """Joins attention states of disjoint key sets.
 
@@ -15,9 +22,11 @@ def merge_states(v, lse, *, out=None, out_lse=None, stream=None):
     -inf is the identity. Raises ValueError for other shapes and dtypes.
     """
     if out is None:
-        out = empty_like(v, (*v.shape[:1], *v.shape[2:]))
+        shape = _shape("v", v)
+        out = empty_like(v, (*shape[:1], *shape[2:]))
     if out_lse is None:
-        out_lse = empty_like(lse, (*lse.shape[:1], *lse.shape[2:]))
+        shape = _shape("lse", lse)
+        out_lse = empty_like(lse, (*shape[:1], *shape[2:]))
     _plait.merge_states(v, lse, out, out_lse, stream)
     return out, out_lse
 
@@ -28,9 +37,9 @@ def merge_state(v_a, lse_a, v_b, lse_b, *, out=None, out_lse=None, stream=None):
     `out` may be either v, in place. Returns (out, out_lse). Raises as merge_states.
     """
     if out is None:
-        out = empty_like(v_a, v_a.shape)
+        out = empty_like(v_a, _shape("v_a", v_a))
     if out_lse is None:
-        out_lse = empty_like(lse_a, lse_a.shape)
+        out_lse = empty_like(lse_a, _shape("lse_a", lse_a))
     _plait.merge_state(v_a, lse_a, v_b, lse_b, out, out_lse, stream)
     return out, out_lse
 

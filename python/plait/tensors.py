@@ -20,8 +20,9 @@ class Tensor(Protocol):
 
 def parse_device(device):
     """(DLPack device type, index) of "cpu", "cuda", "cuda:1" or a torch.device."""
-    name, _, index = str(device).partition(":")
-    if name not in ("cpu", "cuda") or (index and not index.isdigit()):
+    name, colon, index = str(device).partition(":")
+    known = name in ("cpu", "cuda") and (not colon or (index.isascii() and index.isdigit()))
+    if not known or (name == "cpu" and int(index or 0) != 0) or int(index or 0) > 2**31 - 1:
         raise ValueError(f"device is {str(device)!r}; taken are 'cpu', 'cuda' and 'cuda:<index>'")
     return (1, 0) if name == "cpu" else (2, int(index or 0))
 

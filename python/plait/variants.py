@@ -4,6 +4,7 @@ from plait import _plait
 from plait.tensors import Tensor
 
 Variant = _plait.Variant
+_RUN_ARGUMENTS = ("self", "q", "kv", "out", "lse", "return_lse", "sm_scale", "stream")
 
 
 def full() -> Variant:
@@ -51,6 +52,10 @@ def custom(
     """
     listed = []
     for param, value in (params or {}).items():
+        if param in _RUN_ARGUMENTS:
+            raise ValueError(
+                f"custom {name!r}: params[{param!r}] is an argument of run(); rename it"
+            )
         if value is Tensor:
             listed.append(_plait.variant_param(param, "tensor", 0.0))
         elif isinstance(value, int) and not isinstance(value, bool):
