@@ -1,5 +1,9 @@
 """Bad input: one clear error that names array, place and value; nothing written; the next call works."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -307,6 +311,20 @@ def test_array_of_another_dtype_is_named():
 
 def test_parameter_named_like_an_argument_of_run():
     refused(lambda: plait.custom("v", "V", "", params={"lse": plait.Tensor}), "lse", "run()")
+
+
+def test_threads_that_cannot_be_started():
+    """One error, rather than a wait for threads that are not there."""
+    script = """if 1:
+        import resource, plait
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+        plait.Attention(num_qo_heads=1, num_kv_heads=1, head_dim=8,
+                        bounds=plait.Bounds(requests=1, query_tokens=1, keys=1))"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+                          env=os.environ | {"PLAIT_NUM_THREADS": "1024", "OPENBLAS_NUM_THREADS": "1"})
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError: cpu: of 1024 threads only"), done.stderr
+    assert "PLAIT_NUM_THREADS" in last
 
 
 def test_bad_merges(device):

@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <string>
+#include <system_error>
 
 #include "base/environment.h"
 #include "plait/error.h"
@@ -12,10 +13,19 @@
 namespace plait::cpu {
 
 ThreadPool::ThreadPool(int num_threads) {
-  for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  try {
+    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error& error) {
+    const size_t started = workers_.size() + 1;
+    stop();
+    fail("cpu: of ", num_threads, " threads only ", started, " could be started (", error.what(),
+         "); set PLAIT_NUM_THREADS to fewer");
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;

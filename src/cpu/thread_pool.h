@@ -35,6 +35,7 @@ class ThreadPool {
   };
   void run_job(const Job& job);
   void take_tasks(const Job& job, int thread);
+  void stop();
   void work(int thread);
 
   std::vector<std::thread> workers_;
