@@ -79,7 +79,7 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
   using Out = Storage<kConfig.dtype_out>;
   constexpr int kBlocks = kConfig.head_dim_vo / 8;
   const bool empty = Traits::kUseSoftmax && state.sum == 0.0f;
-  const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : 1.0f / state.sum) : 1.0f;
+  const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f;
   const int t = threadIdx.x % 4;
   unsigned w[kBlocks / 4][4];
 #pragma unroll
@@ -125,7 +125,7 @@ PLAIT_DEVICE void store_partial_row(const Params& params, int partial_row, int r
                                     const float (&o)[kConfig.head_dim_vo / 2]) {
   using Traits = VariantTraits<Variant>;
   const bool empty = Traits::kUseSoftmax && state.sum == 0.0f;
-  const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : 1.0f / state.sum) : 1.0f;
+  const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f;
   float* row = params.partial_out + static_cast<i64>(partial_row) * kConfig.head_dim_vo;
   const int t = threadIdx.x % 4;
 #pragma unroll

@@ -79,6 +79,7 @@ PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& vari
                          : mine.logit == kNegInf ? 0.0f
                                                  : exp2(mine.logit - max_logit);
     unsigned pending = __ballot_sync(0xffffffffu, mine.row >= 0 && weight != 0.0f);
+#pragma unroll 1
     while (pending != 0) {
       float weights[kBatch];
       float parts[kBatch][kSteps][4] = {};
@@ -136,6 +137,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   sync();  // all partial rows are written before one thread releases them
   // A few lanes a token count the arrivals that its counter has to reach.
   int num_lanes = 32;
+#pragma unroll 1
   while (num_lanes > 1 && num_lanes * num_tokens > num_threads) num_lanes /= 2;
   const int tokens_a_pass = num_threads / num_lanes;
 #pragma unroll 1
@@ -151,6 +153,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
         expected += covers(plan.merge_sources[i], kv_head);
       }
     }
+#pragma unroll 1
     for (int step = num_lanes / 2; step > 0; step /= 2) {
       expected += __shfl_xor_sync(0xffffffffu, expected, step);
     }

@@ -62,17 +62,19 @@ template <KernelConfig kConfig, class V>
 PLAIT_DEVICE void store_padding_rows(const Params& params, const PlanView& plan, int thread,
                                      int num_threads) {
   const int num_warps = num_threads / 32, lane = thread % 32;
-  const i64 num_rows = static_cast<i64>(params.num_rows - plan.num_tokens) * params.num_qo_heads;
+  using Out = Storage<kConfig.dtype_out>;
+#pragma unroll 1  // rarely run, and compiled into every kernel
+  for (i64 row = plan.num_tokens + i64{blockIdx.x} * num_warps + thread / 32; row < params.num_rows;
+       row += i64{gridDim.x} * num_warps) {
+    const int token = static_cast<int>(row);
 #pragma unroll 1
-  for (i64 i = static_cast<i64>(blockIdx.x) * num_warps + thread / 32; i < num_rows;
-       i += static_cast<i64>(gridDim.x) * num_warps) {
-    const int token = plan.num_tokens + static_cast<int>(i / params.num_qo_heads);
-    const int qo_head = static_cast<int>(i % params.num_qo_heads);
-    using Out = Storage<kConfig.dtype_out>;
-    Out* row = static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head);
-    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int dim = 4 * lane; dim < kConfig.head_dim_vo; dim += 128) store4(row + dim, zeros);
-    if (lane == 0) store_lse<V>(params, token, qo_head, kNegInf);
+    for (int qo_head = 0; qo_head < params.num_qo_heads; ++qo_head) {
+      Out* to = static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head);
+      const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+      for (int dim = 4 * lane; dim < kConfig.head_dim_vo; dim += 128) store4(to + dim, zeros);
+      if (lane == 0) store_lse<V>(params, token, qo_head, kNegInf);
+    }
   }
 }
 
