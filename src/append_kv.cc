@@ -1,6 +1,7 @@
 // append_kv: where each new token goes. Index arrays on the host are resolved here, entry by entry,
 // to the slots that the executors write; those on the device are passed on unread.
 #include <climits>
+#include <utility>
 
 #include "executor.h"
 #include "formats/index_array.h"
@@ -314,6 +315,8 @@ void pass_device_arrays(const Places& p, AppendParams& params) {
 
 void append_kv(const AppendArgs& args, Stream stream) {
   check_format(kWhere, args.kv);
+  check(args.kv.num_levels == 1, "append_kv: kv is a composed format of ", args.kv.num_levels,
+        " levels; new tokens go through one table, so give the format that it is composed of");
   check(args.k_new.defined(), "append_kv: k_new is missing");
   const Dtype dtype = dtype_of(args.k_new, "append_kv: k_new");
   check(size_of(dtype) > 1, "append_kv: k_new is ", Shown{args.k_new},
@@ -338,6 +341,12 @@ void append_kv(const AppendArgs& args, Stream stream) {
                params.num_kv_heads, params.head_dim_qk, params.head_dim_vo);
   check_no_overlap({kWhere, "k_cache"}, args.k_cache);
   if (args.v_cache.defined()) check_no_overlap({kWhere, "v_cache"}, args.v_cache);
+  check_apart({kWhere, "k_cache"}, args.k_cache, "v_cache", args.v_cache);
+  for (const auto& [name, input] :
+       {std::pair<const char*, const TensorView&>{"k_new", args.k_new}, {"v_new", args.v_new}}) {
+    check_apart({kWhere, "k_cache"}, args.k_cache, name, input);
+    check_apart({kWhere, "v_cache"}, args.v_cache, name, input);
+  }
   params.k_new = args.k_new.bytes();
   params.v_new = args.v_new.bytes();
   params.k_cache = kv.k;

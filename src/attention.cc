@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <utility>
 
 #include "attention_config.h"
 #include "executor.h"
@@ -168,6 +169,12 @@ Params Attention::Impl::check_run(const RunArgs& args) const {
     params.lse = reinterpret_cast<float*>(args.lse.bytes());
     params.lse_stride = row_strides(args.lse);
   }
+  using Named = std::pair<const char*, const TensorView&>;
+  for (const auto& [name, input] : {Named{"q", args.q}, Named{"k", args.k}, Named{"v", args.v}}) {
+    check_apart(out, args.out, name, input);
+    check_apart(lse, args.lse, name, input);
+  }
+  check_apart(out, args.out, "lse", args.lse);
   check(std::isfinite(args.sm_scale) && args.sm_scale >= 0, "run: sm_scale is ", args.sm_scale,
         "; it must be finite and > 0 (0: the configuration's)");
   params.sm_scale = args.sm_scale > 0 ? args.sm_scale : sm_scale;
@@ -180,6 +187,10 @@ void Attention::run(const RunArgs& args, Stream stream) {
   const Params params = impl_->check_run(args);
   const std::vector<unsigned long long> slots =
       impl_->slots.with(args.variant_args, impl_->config.device);
+  for (const VariantArg& arg : args.variant_args) {
+    check_apart({"run", "out"}, args.out, arg.name.c_str(), arg.tensor);
+    check_apart({"run", "lse"}, args.lse, arg.name.c_str(), arg.tensor);
+  }
   if (params.num_rows == 0) return;
   const InUse workspace_held(impl_->workspace->in_use(), "run: the workspace");
   impl_->executor->run(params, slots, *impl_->workspace, stream);

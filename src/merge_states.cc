@@ -27,15 +27,17 @@ void check_outputs(const char* where, const TensorView& out, const TensorView& o
   check_tensor(lse_of, out_lse, 2, Dtype::kFloat32, device);
   check_shape(lse_of, out_lse, {rows, heads}, "rows, num_heads");
   check_no_overlap(lse_of, out_lse);
+  check_apart(out_of, out, "out_lse", out_lse);
 }
 
-// In place is one state's own memory, element on element; a shifted one would be read after it was
-// written.
-void check_in_place(const char* where, const char* state, const TensorView& v, RowStrides v_stride,
-                    const TensorView& out, RowStrides out_stride) {
-  check(v.bytes() != out.bytes() ||
-            (v_stride.token == out_stride.token && v_stride.head == out_stride.head),
-        where, ": out lies on ", state, " but has other strides; in place they must be equal");
+// Outputs lie apart from an input; in place, where it is taken, is that input's own memory, element
+// on element: a shifted one would be read after it was written.
+void check_input_apart(const char* where, const char* name, const TensorView& input,
+                       const TensorView& out, const TensorView& out_lse, bool in_place) {
+  if (!in_place || !same_memory(out, input)) check_apart({where, "out"}, out, name, input);
+  if (!in_place || !same_memory(out_lse, input)) {
+    check_apart({where, "out_lse"}, out_lse, name, input);
+  }
 }
 
 void launch(const MergeParams& params, const Device& device, Stream stream) {
@@ -77,6 +79,8 @@ void merge_states(const TensorView& v, const TensorView& lse, const TensorView& 
   check_shape({kWhere, "lse"}, lse, {v.shape[0], v.shape[1], v.shape[2]},
               "rows, states, num_heads");
   check_outputs(kWhere, out, out_lse, dtype, device, v.shape[0], v.shape[2], v.shape[3]);
+  check_input_apart(kWhere, "v", v, out, out_lse, false);
+  check_input_apart(kWhere, "lse", lse, out, out_lse, false);
 
   MergeParams params = shared_params(v, out, out_lse, dtype, kWhere);
   params.v = v.bytes();
@@ -118,9 +122,10 @@ void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorVie
   check(lse_a_stride.token == lse_b_stride.token && lse_a_stride.head == lse_b_stride.head, kWhere,
         ": lse_a has strides [", lse_a_stride.token, ", ", lse_a_stride.head, "] and lse_b [",
         lse_b_stride.token, ", ", lse_b_stride.head, "]; they must be equal");
-  const RowStrides out_stride = row_strides(out);
-  check_in_place(kWhere, "v_a", v_a, a, out, out_stride);
-  check_in_place(kWhere, "v_b", v_b, b, out, out_stride);
+  check_input_apart(kWhere, "v_a", v_a, out, out_lse, true);
+  check_input_apart(kWhere, "v_b", v_b, out, out_lse, true);
+  check_input_apart(kWhere, "lse_a", lse_a, out, out_lse, true);
+  check_input_apart(kWhere, "lse_b", lse_b, out, out_lse, true);
 
   MergeParams params = shared_params(v_a, out, out_lse, dtype, kWhere);
   const auto distance = [](const TensorView& from, const TensorView& to, int bytes) {

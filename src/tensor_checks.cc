@@ -36,6 +36,48 @@ int64_t num_elements(const TensorView& tensor) {
   return n;
 }
 
+int64_t element_bytes(const TensorView& tensor) {
+  return (int64_t{tensor.dtype_bits} * tensor.dtype_lanes + 7) / 8;
+}
+
+// Steps of a tensor in bytes, those that are taken.
+struct Step {
+  int64_t bytes, last;  // last: index of the last element
+};
+constexpr int kMaxSteps = 8;  // K and V have 5 dimensions, a variant's tensors few
+int steps_of(const TensorView& tensor, Step* steps) {
+  int n = 0;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] <= 1) continue;
+    steps[n++] = {tensor.stride(i) * element_bytes(tensor), tensor.shape[i] - 1};
+  }
+  return n;
+}
+
+// The bytes [begin, begin + size) that hold a tensor; with a period, those that hold all of it
+// modulo the period: steps of whole periods do not count.
+struct Span {
+  uint64_t begin, size;
+};
+Span span_of(const TensorView& tensor, const Step* steps, int num_steps, int64_t period = 0) {
+  Span span{reinterpret_cast<uintptr_t>(tensor.bytes()),
+            static_cast<uint64_t>(element_bytes(tensor))};
+  for (int i = 0; i < num_steps; ++i) {
+    if (period != 0 && steps[i].bytes % period == 0) continue;
+    const int64_t way = steps[i].bytes * steps[i].last;
+    if (way < 0) span.begin += way;
+    span.size += way < 0 ? -way : way;
+  }
+  return span;
+}
+
+bool apart_modulo(const Span& a, const Span& b, int64_t signed_period) {
+  const uint64_t period = signed_period;
+  if (a.size > period || b.size > period) return false;
+  const uint64_t way = (b.begin % period + period - a.begin % period) % period;  // from a up to b
+  return way >= a.size && way + b.size <= period;
+}
+
 }  // namespace
 
 void check_tensor(const TensorName& name, const TensorView& tensor, int ndim, Dtype dtype,
@@ -125,6 +167,44 @@ void check_no_overlap(const TensorName& name, const TensorView& tensor) {  // at
     }
     span += dims[i].stride * (dims[i].size - 1);
   }
+}
+
+void check_apart(const TensorName& written, const TensorView& tensor, const char* other_name,
+                 const TensorView& other) {
+  if (!tensor.defined() || !other.defined()) return;
+  if (num_elements(tensor) == 0 || num_elements(other) == 0) return;
+  if (tensor.ndim > kMaxSteps || other.ndim > kMaxSteps) [[unlikely]] {
+    check(false, written.where, ": ", other_name, " is ", Shown{other}, "; at most ", kMaxSteps,
+          " dimensions are taken");
+  }
+  Step steps[2 * kMaxSteps];
+  const int n = steps_of(tensor, steps);
+  Step* const other_steps = steps + n;
+  const int m = steps_of(other, other_steps);
+  const Span a = span_of(tensor, steps, n), b = span_of(other, other_steps, m);
+  if (a.begin + a.size <= b.begin || b.begin + b.size <= a.begin) return;
+  for (int i = 0; i < n + m; ++i) {  // interleaved: apart modulo one of the steps
+    const int64_t period = steps[i].bytes < 0 ? -steps[i].bytes : steps[i].bytes;
+    if (period == 0) continue;
+    if (apart_modulo(span_of(tensor, steps, n, period), span_of(other, other_steps, m, period),
+                     period)) {
+      return;
+    }
+  }
+  check(false, written, " and ", other_name, " share memory: ", written.tensor, " is ",
+        Shown{tensor}, " from ", reinterpret_cast<const void*>(a.begin), ", ", a.size, " bytes; ",
+        other_name, " is ", Shown{other}, " from ", reinterpret_cast<const void*>(b.begin), ", ",
+        b.size, " bytes; ", written.tensor, " is written and must be apart");
+}
+
+bool same_memory(const TensorView& a, const TensorView& b) {
+  if (a.bytes() != b.bytes() || a.ndim != b.ndim || element_bytes(a) != element_bytes(b)) {
+    return false;
+  }
+  for (int i = 0; i < a.ndim; ++i) {
+    if (a.shape[i] != b.shape[i] || (a.shape[i] > 1 && a.stride(i) != b.stride(i))) return false;
+  }
+  return true;
 }
 
 int checked_rows(const TensorName& name, int64_t rows) {

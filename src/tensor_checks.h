@@ -39,6 +39,13 @@ void check_shape(const TensorName& name, const TensorView& tensor,
 void check_last_dense(const TensorName& name, const TensorView& tensor);
 // No element of an output may be two (rows broadcast by stride 0, or overlapping).
 void check_no_overlap(const TensorName& name, const TensorView& tensor);
+// What is written shares no byte with another tensor of the call, on the same device. Slices that
+// interleave without touching, as q, k, v and out of one [tokens, heads, dim], are apart. An
+// undefined or empty tensor is apart from everything.
+void check_apart(const TensorName& written, const TensorView& tensor, const char* other_name,
+                 const TensorView& other);
+// Element on element the same memory: what in place means.
+bool same_memory(const TensorView& a, const TensorView& b);
 
 // The stride of a dimension; of one that is never stepped, what it would be in a dense tensor, as
 // frameworks leave any value there.

@@ -69,6 +69,66 @@ def test_bad_configurations(name):
     refused(lambda: attention(**more), *words)
 
 
+# One line that names argument and value, not the extension's list of overloads.
+TYPES = {
+    "float heads": ({"num_qo_heads": 4.0}, ("num_qo_heads is 4.0", "integer")),
+    "heads of 2^31": ({"num_kv_heads": 2**31}, ("num_kv_heads is 2147483648", "2147483647")),
+    "bool heads": ({"num_kv_heads": True}, ("num_kv_heads is True", "integer")),
+    "text dim": ({"head_dim": "64"}, ("head_dim is '64'", "integer")),
+    "half a pair of dims": ({"head_dim": None, "head_dim_qk": 64.0, "head_dim_vo": 64},
+                            ("head_dim_qk is 64.0", "integer")),
+    "no bounds": ({"bounds": None}, ("bounds is None", "plait.Bounds")),
+    "kv by name": ({"kv": "paged"}, ("kv is 'paged'", "PagedKv")),
+    "variant by name": ({"variant": "causal"}, ("variant is 'causal'", "plait.Variant")),
+    "float max_ctas": ({"max_ctas": 1.5}, ("max_ctas is 1.5", "integer")),
+    "text scale": ({"sm_scale": "1"}, ("sm_scale is '1'", "number")),
+    "kernel of no name": ({"kernel": None}, ("kernel is None", "auto")),
+    "scheduler of no name": ({"scheduler": 1}, ("scheduler is 1", "lpt")),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_scalars_of_wrong_types(name):
+    more, words = TYPES[name]
+    refused(lambda: attention(**more), "Attention: ", *words)
+    good = {"num_qo_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM,
+            "bounds": plait.Bounds(requests=4, query_tokens=16, keys=100)}
+    assert plait.workspace_bytes(**good | {"num_qo_heads": np.int64(HEADS)}) > 0
+    refused(lambda: plait.workspace_bytes(**good | more), "workspace_bytes: ", *words)
+
+
+def test_bounds_formats_and_workspaces_of_wrong_types():
+    good = {"requests": 1, "query_tokens": 1, "keys": 1}
+    for name in (*good, "max_q_len"):
+        for value, taken in ((2.0, "integer"), (2**31, "2147483647")):
+            more = good | {name: value}
+            refused(lambda: plait.Bounds(**more), f"Bounds: {name} is {value}", taken)  # noqa: B023
+    assert plait.Bounds(**good, total_pages=2**31).total_pages == 2**31
+    refused(lambda: plait.Bounds(**good, total_pages=None), "total_pages is None", "integer")
+    refused(lambda: plait.PagedKv(16.0), "page_size is 16.0", "integer")
+    refused(lambda: plait.ComposedKv(None, 2), "format is None", "PagedKv")
+    refused(lambda: plait.ComposedKv(plait.PagedKv(16), "2"), "num_levels is '2'", "integer")
+    refused(lambda: plait.Workspace(bytes=1e6), "bytes is 1000000.0", "integer")
+
+
+def test_kv_that_is_no_pair():
+    attn = attention()
+    attn.plan(**arrays(qo_indptr=[0, 3], kv_indptr=[0, 20]))
+    a = run_arguments("cpu")
+    q, k, v = a["q"], a["k"], a["v"]
+    refused(lambda: attn.run(q, None), "kv is None", "(k, v)")
+    refused(lambda: attn.run(q, (k, None)), "v of kv=(k, v) is None", "5-D")
+    refused(lambda: attn.run(q, (None, v)), "k of kv=(k, v) is None", "5-D")
+    refused(lambda: attn.run(q, (k, v, v)), "kv has 3 tensors", "(k, v)")
+    refused(lambda: attn.run(q, (k, v), sm_scale="1"), "sm_scale is '1'", "number")
+    cache = tensor("cpu", (4, 16, KV_HEADS, DIM))
+    for caches in ((cache,), (cache, None), (cache, cache, cache)):
+        refused(lambda: plait.append_kv(k, v, caches, kv=plait.PagedKv(16),  # noqa: B023
+                                        slot_mapping=np.zeros(20, np.int64)),
+                "kv_cache has", "(k, v)")
+    refused(lambda: plait.append_kv(k, v, (cache, cache), kv=None), "kv is None", "PagedKv")
+
+
 def test_bad_formats_and_variants():
     refused(lambda: plait.PagedKv(0), "page_size", "0")
     refused(lambda: plait.PagedKv(16, layout="DHN"), "layout", "DHN", "NHD", "HND")
@@ -233,6 +293,65 @@ def test_bad_runs_write_nothing(device, name):
     assert (from_storage(dev.get(good["out"], BF16), BF16) == 2).all()
 
 
+# A run's or a merge's output and what it lies on, as (tensor written, another of the call).
+OVERLAPS = [("out", "q"), ("out", "k"), ("out", "v"), ("lse", "q"), ("lse", "k"), ("lse", "out")]
+
+
+def inside(memory, shape, dtype, start):
+    """A NumPy array of `shape`, `start` bytes into `memory`."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return memory[start:start + size].view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("written, other", OVERLAPS)
+@pytest.mark.parametrize("start", [0, 4, "last element"])
+def test_outputs_that_overlap_are_refused(written, other, start):
+    attn = attention()
+    attn.plan(**arrays(qo_indptr=[0, 3], kv_indptr=[0, 20]))
+    a = run_arguments("cpu")
+    memory = np.zeros(20000, np.uint8)
+    first = inside(memory, a[other].shape, a[other].dtype, 64)
+    itemsize = a[written].dtype.itemsize
+    ahead = first.nbytes - itemsize if start == "last element" else start
+    first[...] = a[other]
+    a[other] = first
+    a[written] = inside(memory, a[written].shape, a[written].dtype, 64 + ahead)
+    before = memory.copy()
+    text = refused(lambda: attn.run(a["q"], (a["k"], a["v"]), out=a["out"], lse=a["lse"]),
+                   "run: ", "share memory")
+    assert written in text and other in text and (memory == before).all()
+    a[written] = inside(memory, a[written].shape, a[written].dtype, 64 + first.nbytes)  # beside
+    attn.run(a["q"], (a["k"], a["v"]), out=a["out"], lse=a["lse"])
+
+
+def test_interleaved_slices_are_no_overlap():
+    """All of one [tokens, heads, dim], as engines that fuse projections have them; one head more
+    and they touch."""
+    attn = attention()
+    attn.plan(**arrays(qo_indptr=[0, 3], kv_indptr=[0, 3]))
+    joint = np.zeros((3, 2 * HEADS + 2 * KV_HEADS, DIM), np.uint16)
+    k, v = joint[:, HEADS:HEADS + KV_HEADS], joint[:, HEADS + KV_HEADS:HEADS + 2 * KV_HEADS]
+    v[...] = to_storage(np.full(v.shape, 2.0), BF16)
+    attn.run(joint[:, :HEADS], (k, v), out=joint[:, -HEADS:])
+    assert (from_storage(joint[:, -HEADS:], BF16) == 2).all()
+    refused(lambda: attn.run(joint[:, :HEADS], (k, v), out=joint[:, -HEADS - 1:-1]),
+            "out and v share memory")
+    backwards = joint[::-1]
+    attn.run(joint[:, :HEADS], (k, v), out=backwards[:, -HEADS:])
+    refused(lambda: attn.run(joint[:, :HEADS], (k, v), out=backwards[:, :HEADS]),
+            "out and q share memory")
+
+
+def test_output_on_a_variant_argument_is_refused():
+    source = "struct OnArg { PLAIT_HD static float logits_transform(const Params& p, " \
+             "const LogitContext& c, float x) { return x + p.slopes[c.qo_head]; } };"
+    attn = attention(variant=plait.custom("on_arg", "OnArg", source, {"slopes": plait.Tensor}))
+    attn.plan(**arrays(qo_indptr=[0, 3], kv_indptr=[0, 20]))
+    a = run_arguments("cpu")
+    refused(lambda: attn.run(a["q"], (a["k"], a["v"]), lse=a["lse"], slopes=a["lse"][1]),
+            "lse and slopes share memory")
+
+
 def test_bad_scales_and_variant_arguments(device):
     attn = attention(device, variant=plait.soft_cap(5.0))
     attn.plan(**arrays(qo_indptr=[0, 3], kv_indptr=[0, 20]))
@@ -337,6 +456,57 @@ def test_bad_merges(device):
     refused(lambda: plait.merge_states(v[:, :0], lse[:, :0]), "v")
     refused(lambda: plait.merge_states(v, lse, out=tensor(device, (3, HEADS, 32))), "out")
     refused(lambda: plait.merge_state(v[:, 0], lse[:, 0], v[:2, 1], lse[:, 1]), "v_b")
+
+
+def test_merges_that_overlap_are_refused():
+    rng = np.random.default_rng(1)
+    memory, lse_memory = (rng.standard_normal((2, 5, HEADS, *tail), np.float32)
+                          for tail in ((DIM,), ()))
+    (a, b), (lse_a, lse_b) = memory[:, 1:4], lse_memory[:, 1:4]
+    want = plait.merge_state(a, lse_a, b, lse_b)
+    shifted, turned = (memory[0, :3], memory[1, 2:]), memory[0, 1:4, ::-1]
+    for out, name in ((shifted[0], "v_a"), (shifted[1], "v_b"), (turned, "v_a")):
+        refused(lambda: plait.merge_state(a, lse_a, b, lse_b, out=out),  # noqa: B023
+                f"merge_state: out and {name} share memory")
+    refused(lambda: plait.merge_state(a, lse_a, b, lse_b, out_lse=lse_memory[1, :3]),
+            "out_lse and lse_b share memory")
+    states, lses = memory.transpose(1, 0, 2, 3), lse_memory.transpose(1, 0, 2)
+    refused(lambda: plait.merge_states(states, lses, out=states[:, 0]), "out and v share memory")
+    refused(lambda: plait.merge_states(states, lses, out_lse=lses[:, 1]),
+            "out_lse and lse share memory")
+    mine = np.zeros((5, 3, HEADS, DIM), np.float32)  # the result beside the states of its row
+    mine[:, :2] = states
+    out, _ = plait.merge_states(mine[:, :2], lses, out=mine[:, 2])
+    assert (out == plait.merge_states(states, lses)[0]).all()
+    out, lse = plait.merge_state(a, lse_a, b, lse_b, out=b, out_lse=lse_b)  # in place
+    assert (out == want[0]).all() and (lse == want[1]).all()
+
+
+def test_appends_that_overlap_are_refused():
+    kv, slots = plait.PagedKv(16), np.array([5, 7])
+    cache = np.full((4, 2, 16, KV_HEADS, DIM), 7, np.uint16)
+    new = np.ones((2, KV_HEADS, DIM), np.uint16)
+    k, v = cache[:, 0], cache[:, 1]
+
+    def append(k_new, v_new, kv_cache):
+        plait.append_kv(k_new, v_new, kv_cache, kv=kv, slot_mapping=slots)
+
+    refused(lambda: append(new, new, (k, k)), "append_kv: k_cache and v_cache share memory")
+    refused(lambda: append(k[0, 3:5], new, (k, v)), "k_cache and k_new share memory")
+    refused(lambda: append(new, k[0, 3:5], (k, v)), "k_cache and v_new share memory")
+    refused(lambda: append(new, v[3, :2], (k, v)), "v_cache and v_new share memory")
+    refused(lambda: append(v[1, 3:5], new, cache), "k_cache and k_new share memory")
+    assert (cache == 7).all()
+    append(new, new, (k, v))
+    assert (cache[0, :, [5, 7]] == 1).all() and (cache == 1).sum() == 2 * 2 * KV_HEADS * DIM
+
+
+def test_composed_formats_are_refused_by_name():
+    composed = plait.ComposedKv(plait.PagedKv(16), 2)
+    refused(lambda: plait.ComposedKv(composed, 2), "format", "composed already", "2 levels")
+    new, cache = np.zeros((1, 2, 8), np.uint16), np.zeros((3, 2, 16, 2, 8), np.uint16)
+    refused(lambda: plait.append_kv(new, new, cache, kv=composed, slot_mapping=np.array([0])),
+            "append_kv", "composed", "2 levels")
 
 
 APPENDS = {

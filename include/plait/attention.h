@@ -69,7 +69,8 @@ struct RunArgs {
                           //   padding and comes out (0, -inf)
   TensorView k, v;        // ragged [kv rows, num_kv_heads, dim]; paged 4-D by the layout. For one
                           //   5-D tensor [pages, 2, ...] give it as k and leave v undefined
-  TensorView out;         // [rows, num_qo_heads, head_dim_vo]
+  TensorView out;         // [rows, num_qo_heads, head_dim_vo]; it and lse share no byte with
+                          //   another tensor of the call
   TensorView lse;         // [rows, num_qo_heads] float32, natural log; undefined: not written
   float sm_scale = 0;     // 0: the configuration's. Finite and > 0
   std::vector<VariantArg> variant_args;
@@ -110,7 +111,7 @@ long long workspace_bytes(const AttentionConfig& config);
 
 // Joins the attention states of disjoint key sets. v: [rows, n, num_heads, dim], lse: float32
 // [rows, n, num_heads]; out [rows, num_heads, dim], out_lse [rows, num_heads]. n >= 1. A state with
-// lse -inf is the identity: its v is never read into the result.
+// lse -inf is the identity: its v is never read into the result. Outputs share no byte with inputs.
 void merge_states(const TensorView& v, const TensorView& lse, const TensorView& out,
                   const TensorView& out_lse, Stream stream = nullptr);
 // The same of two states, [rows, num_heads, dim] each, v_a and v_b with equal strides, and lse_a
@@ -122,7 +123,8 @@ void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorVie
 // Writes new tokens' K and V into a paged or ragged cache (shapes as in RunArgs). Index arrays are
 // all on the host, where each entry is checked against tables and cache before anything is written,
 // or all on the device, unchecked. Of two tokens in one slot either may stay.
-// k_new, v_new: [tokens, num_kv_heads, dim].
+// k_new, v_new: [tokens, num_kv_heads, dim]; they, k_cache and v_cache share no byte where one is
+// written.
 struct AppendArgs {
   KvFormat kv;
   TensorView k_new, v_new;

@@ -4,13 +4,31 @@ import ctypes
 import math
 
 from plait import _plait
+from plait.arguments import instance, integer, number
 from plait.formats import KvFormat, RaggedKv, given, level_tuples
 from plait.nvrtc import use_wheels
 from plait.plan import Plan
 from plait.tensors import empty_like, parse_device
 from plait.variants import Variant, full
 
-Bounds = _plait.Bounds
+
+class Bounds(_plait.Bounds):
+    """Capacities of an Attention: requests and query tokens of a step, keys of a request, pages of
+    a step's host tables (0: requests * ceil(keys / page_size)), and the most query tokens of a
+    request (0: query_tokens; 1: decode only).
+
+    Raises TypeError for what is no integer, ValueError for one that does not fit 32 bits
+    (total_pages: 64).
+    """
+
+    def __init__(self, *, requests, query_tokens, keys, total_pages=0, max_q_len=0):
+        super().__init__(
+            requests=integer("Bounds", "requests", requests),
+            query_tokens=integer("Bounds", "query_tokens", query_tokens),
+            keys=integer("Bounds", "keys", keys),
+            total_pages=integer("Bounds", "total_pages", total_pages, -(2**63), 2**63 - 1),
+            max_q_len=integer("Bounds", "max_q_len", max_q_len),
+        )
 
 
 class Workspace:
@@ -29,6 +47,7 @@ class Workspace:
         if buffer is not None:
             self._impl = _plait.Workspace(buffer)
         else:
+            bytes = integer("Workspace", "bytes", bytes, -(2**63), 2**63 - 1)
             self._impl = _plait.Workspace(parse_device(device or "cpu"), bytes)
 
     @property
@@ -43,6 +62,8 @@ class Workspace:
 
 
 def _config(
+    where,
+    /,
     *,
     num_qo_heads,
     num_kv_heads,
@@ -64,28 +85,36 @@ def _config(
     if head_dim is None and (head_dim_qk is None or head_dim_vo is None):
         raise ValueError("head_dim is missing (or head_dim_qk and head_dim_vo)")
     if sm_scale is not None:
-        _check_scale(sm_scale)
+        _check_scale(sm_scale, where)
+    if head_dim is None:
+        head_dim_qk = integer(where, "head_dim_qk", head_dim_qk)
+        head_dim_vo = integer(where, "head_dim_vo", head_dim_vo)
+    else:
+        head_dim_qk = head_dim_vo = integer(where, "head_dim", head_dim)
+    kv = RaggedKv() if kv is None else kv
+    variant = full() if variant is None else variant
     return _plait.attention_config(
-        num_qo_heads=num_qo_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim_qk=head_dim_qk if head_dim is None else head_dim,
-        head_dim_vo=head_dim_vo if head_dim is None else head_dim,
+        num_qo_heads=integer(where, "num_qo_heads", num_qo_heads),
+        num_kv_heads=integer(where, "num_kv_heads", num_kv_heads),
+        head_dim_qk=head_dim_qk,
+        head_dim_vo=head_dim_vo,
         dtype=str(dtype).removeprefix("torch."),
-        kv=RaggedKv() if kv is None else kv,
-        variant=full() if variant is None else variant,
-        bounds=bounds,
+        kv=instance(where, "kv", kv, KvFormat, "RaggedKv(), PagedKv(...) or ComposedKv(...)"),
+        variant=instance(where, "variant", variant, Variant, "a plait.Variant, as causal()"),
+        bounds=instance(where, "bounds", bounds, _plait.Bounds, "plait.Bounds(...)"),
         device=parse_device(device),
         sm_scale=sm_scale or 0.0,
-        scheduler=scheduler,
-        kernel=kernel,
-        max_ctas=max_ctas,
+        scheduler=instance(where, "scheduler", scheduler, str, "'auto' or 'lpt'"),
+        kernel=instance(where, "kernel", kernel, str, "a kernel's name or 'auto'"),
+        max_ctas=integer(where, "max_ctas", max_ctas),
     )
 
 
-def _check_scale(sm_scale):
-    as_float = ctypes.c_float(sm_scale).value  # what arrives below, where 0 means "not given"
+def _check_scale(sm_scale, where):
+    # What arrives below, where 0 means "not given".
+    as_float = ctypes.c_float(number(where, "sm_scale", sm_scale)).value
     if not (math.isfinite(as_float) and as_float > 0):
-        raise ValueError(f"sm_scale is {sm_scale}; it must be finite and > 0 in float32")
+        raise ValueError(f"{where}: sm_scale is {sm_scale}; it must be finite and > 0 in float32")
 
 
 def _rows(q):
@@ -102,7 +131,7 @@ def workspace_bytes(**config) -> int:
     Follows from bounds and device alone, and compiles nothing. Raises RuntimeError for a GPU where
     there is no driver: the number of multiprocessors counts.
     """
-    return _plait.workspace_bytes(_config(**config))
+    return _plait.workspace_bytes(_config("workspace_bytes", **config))
 
 
 class Attention:
@@ -149,6 +178,7 @@ class Attention:
         max_ctas: int = 0,
     ):
         config = _config(
+            "Attention",
             num_qo_heads=num_qo_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -255,18 +285,29 @@ class Attention:
         5-D tensor. Any strides with the last one 1. out and lse (float32) are made like q where not
         given; return_lse=False without lse= writes none. variant_args: parameters of the variant.
         Returns (out [rows, num_qo_heads, head_dim_vo], lse [rows, num_qo_heads], natural log; None
-        without softmax). Raises ValueError before anything is written.
+        without softmax). Raises ValueError before anything is written, also where out or lse
+        shares memory with another tensor of the call.
         """
         if type(kv) is tuple or type(kv) is list:
             if len(kv) != 2:
-                raise ValueError(f"kv has {len(kv)} tensors; taken are (k, v) or one 5-D tensor")
+                raise ValueError(
+                    f"run: kv has {len(kv)} tensors; taken are (k, v) or one 5-D tensor"
+                )
             k, v = kv
+            for name, tensor in (("k", k), ("v", v)):
+                if tensor is None:
+                    raise TypeError(
+                        f"run: {name} of kv=(k, v) is None; taken are two tensors, or one 5-D "
+                        f"tensor as kv"
+                    )
+        elif kv is None:
+            raise TypeError("run: kv is None; taken are (k, v) or one 5-D tensor")
         else:
             k, v = kv, None
         if sm_scale is None:
             sm_scale = 0.0
         else:
-            _check_scale(sm_scale)
+            _check_scale(sm_scale, "run")
         if out is None:
             out = empty_like(q, (_rows(q), *self._out_tail))
         if lse is None and return_lse and self._has_lse:

@@ -1,6 +1,7 @@
 """KV formats: how K and V lie in memory. The cache is taken as it is; nothing is copied."""
 
 from plait import _plait
+from plait.arguments import instance, integer
 
 KvFormat = _plait.KvFormat
 TABLES = (
@@ -33,12 +34,13 @@ def PagedKv(page_size: int, layout: str = "NHD") -> KvFormat:
     """
     if layout not in ("NHD", "HND"):
         raise ValueError(f"layout is {layout!r}; taken are 'NHD' and 'HND'")
-    return _plait.paged_kv(page_size, layout == "HND")
+    return _plait.paged_kv(integer("PagedKv", "page_size", page_size), layout == "HND")
 
 
 def ComposedKv(format: KvFormat, num_levels: int) -> KvFormat:
     """Several levels over one cache: plan(levels=[Level(...), ...]) lists the keys of each."""
-    return _plait.composed_kv(format, num_levels)
+    format = instance("ComposedKv", "format", format, KvFormat, "RaggedKv() or PagedKv(...)")
+    return _plait.composed_kv(format, integer("ComposedKv", "num_levels", num_levels))
 
 
 class Level:

@@ -1,6 +1,7 @@
 """The operations beside attention: merging states and writing new tokens into a cache."""
 
 from plait import _plait
+from plait.arguments import instance
 from plait.formats import KvFormat, _refuse_unknown, given
 from plait.tensors import empty_like
 
@@ -64,7 +65,16 @@ def append_kv(
     Raises ValueError naming array, place and value before anything is written.
     """
     _refuse_unknown("append_kv", tables)
-    k, v = kv_cache if type(kv_cache) in (tuple, list) else (kv_cache, None)
+    instance("append_kv", "kv", kv, KvFormat, "RaggedKv() or PagedKv(...)")
+    if type(kv_cache) in (tuple, list):
+        if len(kv_cache) != 2 or any(cache is None for cache in kv_cache):
+            raise ValueError(
+                f"append_kv: kv_cache has {sum(x is not None for x in kv_cache)} tensors; taken "
+                f"are (k, v) or one 5-D tensor"
+            )
+        k, v = kv_cache
+    else:
+        k, v = kv_cache, None
     _plait.append_kv(
         kv, k_new, v_new, k, v, slot_mapping, batch_indices, positions, given(**tables), stream
     )
