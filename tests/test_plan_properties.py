@@ -277,9 +277,41 @@ def test_plan_prints_itself():
         {"qo_indptr": []},
         {"qo_indptr": [0, 2**40]},
         {"num_ctas": 2**24},
+        {"num_ctas": 2**40},
+        {"key_split": [3]},
+        {"key_split": [0]},
+        {"key_split": [1, 2]},
+        {"fixed_us": [float("nan")]},
+        {"fixed_us": [-1.0]},
+        {"us_per_key": [float("inf")]},
+        {"us_per_key": [-0.001]},
+        {"us_per_key": [1e30]},
+        {"merge_us": -2},
+        {"merge_us": float("inf")},
+        {"max_partial_rows": -1},
     ],
 )
 def test_plan_refuses_by_name(bad):
     good = {"qo_indptr": [0, 1], "kv_len": [5000], "group_size": 4, "num_kv_heads": 2}
     with pytest.raises(ValueError, match=next(iter(bad))):
+        plait.make_plan(**(good | bad))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"tile_q": (64.5,)},
+        {"tile_q": "64"},
+        {"key_split": [1.0]},
+        {"merge_us": "fast"},
+        {"group_size": 4.0},
+        {"kv": "ragged"},
+        {"variant": "causal"},
+        {"scheduler": None},
+    ],
+)
+def test_plan_refuses_types_by_name(bad):
+    good = {"qo_indptr": [0, 1], "kv_len": [5000], "group_size": 4, "num_kv_heads": 2}
+    name = next(iter(bad))
+    with pytest.raises(TypeError, match=rf"^make_plan: {name}.* is .*; taken is [^\n]*$"):
         plait.make_plan(**(good | bad))

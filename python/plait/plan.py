@@ -5,8 +5,9 @@ import json
 import numpy as np
 
 from plait import _plait
-from plait.formats import ComposedKv, RaggedKv, given, level_tuples
-from plait.variants import full
+from plait.arguments import instance, integer, number
+from plait.formats import ComposedKv, KvFormat, RaggedKv, given, level_tuples
+from plait.variants import Variant, full
 
 
 def _struct(fields, size):
@@ -62,6 +63,9 @@ _ARRAYS = {
     "token_merge_indptr": np.dtype(np.int32),
     "merge_sources": MERGE_SOURCE,
 }
+
+# Modelled times are counted in 64-bit picoseconds: these stay well below, whatever the batch.
+_MOST_US, _MOST_US_PER_KEY = 1e6, 1e3
 
 
 class Plan:
@@ -216,7 +220,9 @@ def make_plan(
         )
     arrays = {name: np.asarray(array) for name, array in given(kv_len=kv_len, **tables).items()}
     levels = list(levels or [])
-    kv = kv or (ComposedKv(RaggedKv(), len(levels)) if len(levels) > 1 else RaggedKv())
+    if kv is None:
+        kv = ComposedKv(RaggedKv(), len(levels)) if len(levels) > 1 else RaggedKv()
+    instance("make_plan", "kv", kv, KvFormat, "RaggedKv() or ComposedKv(...)")
     if (
         kv.kind == "ragged"
         and not levels
@@ -226,20 +232,42 @@ def make_plan(
         arrays["kv_begin"] = np.zeros(
             len(qo_indptr) - 1, np.int64
         )  # where keys lie is of no matter
-    tiles = [int(t) for t in np.atleast_1d(tile_q)]
-    target = _plait.default_target(tiles, num_ctas, tile_kv, group_size, num_kv_heads)
+    where = "make_plan"
+    variant = full() if variant is None else variant
+    instance(where, "variant", variant, Variant, "a plait.Variant, as causal()")
+    tiles = [integer(where, "tile_q", t) for t in _listed(tile_q)]
+    target = _plait.default_target(
+        tiles,
+        integer(where, "num_ctas", num_ctas),
+        integer(where, "tile_kv", tile_kv),
+        integer(where, "group_size", group_size),
+        integer(where, "num_kv_heads", num_kv_heads),
+    )
+    if merge_us is not None:
+        target["merge_us"] = number(where, "merge_us", merge_us, 0, _MOST_US)
     for name, value in dict(
-        merge_us=merge_us, max_partial_rows=max_partial_rows, min_split_keys=min_split_keys
+        max_partial_rows=max_partial_rows, min_split_keys=min_split_keys
     ).items():
         if value is not None:
-            target[name] = value
-    for i, (name, values) in enumerate(
-        dict(key_split=key_split, fixed_us=fixed_us, us_per_key=us_per_key).items(), 1
+            target[name] = integer(where, name, value, 0)
+    for i, (name, values, checked) in enumerate(
+        (
+            ("key_split", key_split, lambda *at: integer(*at, 1, 2)),
+            ("fixed_us", fixed_us, lambda *at: number(*at, 0, _MOST_US)),
+            ("us_per_key", us_per_key, lambda *at: number(*at, 0, _MOST_US_PER_KEY)),
+        ),
+        1,
     ):
-        if values is not None:
-            target["shapes"] = [
-                (*s[:i], v, *s[i + 1 :]) for s, v in zip(target["shapes"], values, strict=True)
-            ]
+        if values is None:
+            continue
+        values = _listed(values)
+        if len(values) != len(tiles):
+            raise ValueError(
+                f"make_plan: {name} has {len(values)} values for {len(tiles)} shapes (tile_q); "
+                f"taken is one each"
+            )
+        values = [checked(where, f"{name}[{j}]", value) for j, value in enumerate(values)]
+        target["shapes"] = [(*s[:i], v, *s[i + 1 :]) for s, v in zip(target["shapes"], values)]
     return Plan(
         _plait.make_plan(
             kv,
@@ -247,11 +275,16 @@ def make_plan(
             qo_indptr,
             arrays,
             level_tuples(levels),
-            variant or full(),
+            variant,
             target,
-            scheduler,
+            instance(where, "scheduler", scheduler, str, "'auto' or 'lpt'"),
         )
     )
+
+
+def _listed(values):
+    """One value or several, as a list."""
+    return list(values) if np.iterable(values) and not isinstance(values, str) else [values]
 
 
 def _bounds_of(qo_indptr):
