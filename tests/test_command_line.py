@@ -121,6 +121,20 @@ def test_plan_prints_a_table_and_json():
     )
 
 
+@pytest.mark.parametrize(
+    "option, value", [("--step", 0), ("--scale", 3), ("--max-batch", 64), ("--chunk", 9)]
+)
+def test_plan_refuses_options_of_a_trace_without_one(option, value):
+    error = re.sub(r"[\s│]+", " ", run("plan", "--kv-len", "5", option, value, ok=2))
+    assert f"{option} goes with --trace" in error
+
+
+def test_trace_without_requests_is_refused(tmp_path):
+    trace = tmp_path / "empty.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    assert "empty.csv: the trace has no requests" in run("plan", "--trace", trace, ok=2)
+
+
 def test_doctor():
     out = json.loads(run("doctor", "--json", PLAIT_CXX="/no/compiler"))
     rows = {row["what"]: row for row in out["findings"]}

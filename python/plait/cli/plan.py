@@ -42,6 +42,7 @@ def trace_step(path, scale, number, max_batch, chunk, page_size=16):
 
 
 def plan_command(
+    context: typer.Context,
     kv_len: Annotated[str | None, typer.Option(help="keys of each request: 4096,17,300")] = None,
     q_len: Annotated[
         str | None, typer.Option(help="query tokens of each request; default: 1 each")
@@ -75,6 +76,11 @@ def plan_command(
             raise typer.BadParameter("--q-len goes with --kv-len; a trace has its own")
         q_lens, kv_lens = trace_step(trace, scale, step, max_batch, chunk)
     else:
+        for name in ("step", "scale", "max_batch", "chunk"):
+            if context.get_parameter_source(name).name != "DEFAULT":
+                raise typer.BadParameter(
+                    f"--{name.replace('_', '-')} goes with --trace, not with --kv-len"
+                )
         kv_lens = _lengths(kv_len, "--kv-len")
         q_lens = np.ones_like(kv_lens) if q_len is None else _lengths(q_len, "--q-len")
         if len(q_lens) != len(kv_lens):

@@ -26,7 +26,7 @@ def read_trace(path, scale="1", limit=None):
 
     scale ("1/32", "0.5") multiplies lengths, rounding up, and the 512-token blocks alike; a block
     must stay a whole number of tokens. Raises ValueError naming file and line for what is neither
-    Mooncake JSONL nor Azure CSV.
+    Mooncake JSONL nor Azure CSV, and for a trace without requests.
     """
     try:
         scale = Fraction(str(scale))
@@ -47,6 +47,8 @@ def read_trace(path, scale="1", limit=None):
             requests.append(request)
             if limit is not None and len(requests) >= limit:
                 break
+    if not requests:
+        raise ValueError(f"{path}: the trace has no requests")
     return sorted(requests, key=lambda request: request.arrival_ms)
 
 
