@@ -482,6 +482,39 @@ def test_merges_that_overlap_are_refused():
     assert (out == want[0]).all() and (lse == want[1]).all()
 
 
+def test_every_overlap_is_refused():
+    """Random views of one memory against NumPy's exact answer. What is apart may be refused, if no
+    one step keeps the two from each other."""
+    rng = np.random.default_rng(7)
+    taken = refusals = 0
+    for _ in range(2000):
+        memory, aside = np.zeros((2, 6 * 40), np.float32)
+        views = []
+        for _ in range(2):
+            row, head = rng.choice([40, 40, -40, 13, 80]), rng.choice([2, 3, 10, -10])
+            views.append((int(rng.integers(0, 200)), (3, 2, 2), (int(row), int(head), 1)))
+        reach = [[start + sum(s * (n - 1) for s, n in zip(strides, shape) if (s < 0) == low)
+                  for low in (True, False)] for start, shape, strides in views]
+        if any(low < 0 or high >= memory.size for low, high in reach):
+            continue
+        a, out = (np.lib.stride_tricks.as_strided(memory[start:], shape, [4 * s for s in strides])
+                  for start, shape, strides in views)
+        b = np.lib.stride_tricks.as_strided(aside[views[0][0]:], a.shape, a.strides)
+        lse = np.zeros((3, 2), np.float32)
+        same = a.ctypes.data == out.ctypes.data and a.strides == out.strides
+        try:
+            plait.merge_state(a, lse, b, lse, out=out)
+            taken += 1
+            assert same or not np.shares_memory(a, out), views
+        except ValueError as error:
+            if "out and v_a share memory" in str(error):
+                refusals += 1
+                assert not same, views
+            else:  # two elements of `out` in one place
+                assert "share memory: a stride" in str(error), error
+    assert taken > 100 and refusals > 100
+
+
 def test_appends_that_overlap_are_refused():
     kv, slots = plait.PagedKv(16), np.array([5, 7])
     cache = np.full((4, 2, 16, KV_HEADS, DIM), 7, np.uint16)
