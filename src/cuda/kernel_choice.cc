@@ -76,8 +76,6 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   const Loader loader = config.kv.kind == KvFormat::kRagged ? Loader::kAffine : Loader::kGather;
   const KernelConfig plain =
       plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader);
-  check(config.kernel == "auto" || config.kernel == "plain" || config.kernel == "sm90a",
-        "kernel is '", config.kernel, "'; taken on cuda: 'auto', 'plain', 'sm90a'");
   if (config.kernel == "plain") return plain;
   const bool takes = sm90_takes(config.dtype, config.head_dim_qk, config.head_dim_vo);
   if (config.kernel == "sm90a") {

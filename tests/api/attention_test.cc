@@ -479,15 +479,10 @@ TEST(Attention, LseWithoutSoftmaxIsRefused) {
     static constexpr bool kUseSoftmax = false;
   };)",
                           {}, false);
-  std::unique_ptr<Attention> attention;
-  try {
-    attention = std::make_unique<Attention>(config);
-  } catch (const Error& e) {  // it must be compiled
-    GTEST_SKIP() << e.what();
-  }
+  Attention attention(config);  // by the host compiler that built this test
   Case c;
-  attention->plan(c.ragged());
-  EXPECT_EQ(test::refusal([&] { attention->run(c.args()); }),
+  attention.plan(c.ragged());
+  EXPECT_EQ(test::refusal([&] { attention.run(c.args()); }),
             "run: lse is given, but variant 'twice' has no softmax and so no lse; leave it out");
 }
 
