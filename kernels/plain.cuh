@@ -164,7 +164,7 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
     const int num_keys = min(kNumKeys, item.kv_end - first);
     const int k_pos = block.kv_pos_begin + first;
     if (tile_visibility(params.visible, item.min_position, item.max_position, k_pos,
-                        k_pos + num_keys - 1) == TileVisibility::kSkip) {
+                        k_pos + num_keys - 1, item.mask_begin) == TileVisibility::kSkip) {
       continue;
     }
 

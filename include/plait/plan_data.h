@@ -15,9 +15,9 @@ inline constexpr int kMaxLevels = 8;
 // Query tokens that share one list of keys. A level's row blocks cover each token at most once.
 struct RowBlock {
   i64 first_block;  // where the block list starts in the level's BlockTable; affine: row of K and V
-  int first_token;   // tokens first_token ... + num_tokens - 1: entries of Plan::row_map where the
-  int num_tokens;    //   plan has one, else rows of q
-  int kv_len;        // keys in the list
+  int first_token;  // tokens first_token ... + num_tokens - 1: entries of Plan::row_map where the
+  int num_tokens;   //   plan has one, else rows of q
+  int kv_len;       // keys in the list
   int kv_pos_begin;  // absolute position of key 0 of the list
   int level;         // index into PlanView::tables
   int padding = 0;
@@ -35,7 +35,7 @@ struct WorkItem {
   int partial_row;                 // -1: rows are final. Else head h, row r of this item is partial
                                    //   row partial_row + (h - kv_head_begin) * num_rows + r
   int min_position, max_position;  // absolute positions over the query tokens of these rows
-  int padding = 0;
+  int mask_begin = 0x7fffffff;     // least TokenMask::begin of these rows; without a mask: none
   bool operator==(const WorkItem&) const = default;
 };
 
@@ -58,6 +58,16 @@ struct Visibility {
   bool operator==(const Visibility&) const = default;
 };
 
+// Custom mask bits of one query token: bit p % 32 of word first_word + p / 32 - begin / 32 says
+// whether it sees the key at absolute position p, for begin <= p < end. It sees all keys before
+// `begin`, as far as Visibility lets it; `end` is where its request's keys end. Bits before begin
+// in the first word are 1, those from `end` on in the last one are 0.
+struct TokenMask {
+  i64 first_word;
+  int begin, end;
+  bool operator==(const TokenMask&) const = default;
+};
+
 // Where a level's block lists lie. Entry i of the list of row block b is
 //   indices[first + i * stride_block], first = list_begin ? list_begin[b.first_block] * stride_list
 //                                                        : b.first_block.
@@ -72,13 +82,15 @@ struct BlockTable {
 struct PlanView {
   int num_ctas, num_tokens;
   const RowBlock* row_blocks;
-  const WorkItem* items;           // in CTA order
-  const int* cta_item_indptr;      // [num_ctas + 1]
-  const int* token_request;        // [num_tokens], by row of q
-  const int* token_position;       // [num_tokens], by row of q
-  const int* row_map;              // block token -> row of q; null: identity
-  const int* token_merge_indptr;   // [num_tokens + 1], by row of q; null: nothing is split
+  const WorkItem* items;          // in CTA order
+  const int* cta_item_indptr;     // [num_ctas + 1]
+  const int* token_request;       // [num_tokens], by row of q
+  const int* token_position;      // [num_tokens], by row of q
+  const int* row_map;             // block token -> row of q; null: identity
+  const int* token_merge_indptr;  // [num_tokens + 1], by row of q; null: nothing is split
   const MergeSource* merge_sources;
+  const TokenMask* token_mask;  // [num_tokens], by row of q; null: no custom mask
+  const unsigned* mask_words;
   BlockTable tables[kMaxLevels];
 };
 

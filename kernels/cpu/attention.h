@@ -154,7 +154,7 @@ struct Attention {
     tile.num_keys = n;
     if (n > 0) {
       tile.visibility = tile_visibility(v, item->min_position, item->max_position, tile.position[0],
-                                        tile.position[n - 1]);
+                                        tile.position[n - 1], item->mask_begin);
       // A gap between two runs of keys is not known to tile_visibility.
       if (next - begin != n) tile.visibility = TileVisibility::kPartial;
     }

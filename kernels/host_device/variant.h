@@ -11,6 +11,7 @@
 //   bool logits_mask(const Params&, const LogitContext&);                      // false: hidden
 //   float output_transform(const Params&, const OutputContext&, float value);
 //   static constexpr bool kUseSoftmax = false;  // weights are the logits themselves
+//   static constexpr bool kCustomMask = true;   // built-in custom_mask: the plan brings mask bits
 // Functions are declared PLAIT_HD static. Row is described in host_device/row.h.
 //
 // `Params` is written for the user from the parameters that the variant declares, and is visible
@@ -34,6 +35,8 @@ struct LogitContext {
   int request;         // of the query
   int q_pos, k_pos;    // absolute
   int qo_head, kv_head;
+  // k_pos - q_pos. Kernels that walk along a row give it: there an addition, not a conversion.
+  float distance = static_cast<float>(k_pos - q_pos);
 };
 struct RowContext {    // of a row of Q, K or V
   int request;         // -1 for keys that several requests share
@@ -77,6 +80,14 @@ struct VariantTraits {
     }
   }
   static constexpr bool kUseSoftmax = use_softmax();
+  static constexpr bool has_custom_mask() {
+    if constexpr (requires { V::kCustomMask; }) {
+      return V::kCustomMask;
+    } else {
+      return false;
+    }
+  }
+  static constexpr bool kCustomMask = has_custom_mask();
 };
 
 template <class V>

@@ -1,5 +1,6 @@
 // The one mask predicate, and what follows from it for a tile: the keys that any of its rows can
-// see, and whether a tile is skipped, needs the mask, or does not. Used by the planner (cost and
+// see, and whether a tile is skipped, needs the mask, or does not. (Custom mask bits, which hide
+// more of what is visible here, are in mask_bits.h.) Used by the planner (cost and
 // cuts), the kernels and the CPU backend. Positions are absolute; lists start at kv_pos_begin.
 #pragma once
 #include "host_device/base.h"
@@ -41,17 +42,19 @@ PLAIT_HD KeyRange visible_keys(const Visibility& v, int min_position, int max_po
 enum class TileVisibility { kSkip, kPartial, kFull };
 
 // Of keys at positions [k_first, k_last] and queries at positions [min_position, max_position]:
-// kSkip if no pair is visible, kFull if all are.
+// kSkip if no pair is visible, kFull if all are. mask_begin: the first key that custom mask bits
+// cover for any of the queries (WorkItem::mask_begin).
 PLAIT_HD TileVisibility tile_visibility(const Visibility& v, int min_position, int max_position,
-                                        int k_first, int k_last) {
+                                        int k_first, int k_last, int mask_begin) {
   const bool none_causal = v.causal && k_first > max_position;
-  const bool none_window = v.window_left >= 0 && k_last < min_position - v.window_left &&
-                           k_first >= v.sink_tokens;
+  const bool none_window =
+      v.window_left >= 0 && k_last < min_position - v.window_left && k_first >= v.sink_tokens;
   if (none_causal || none_window) return TileVisibility::kSkip;
   const bool all_causal = !v.causal || k_last <= min_position;
-  const bool all_window = v.window_left < 0 || k_first >= max_position - v.window_left ||
-                          k_last < v.sink_tokens;
-  return all_causal && all_window ? TileVisibility::kFull : TileVisibility::kPartial;
+  const bool all_window =
+      v.window_left < 0 || k_first >= max_position - v.window_left || k_last < v.sink_tokens;
+  const bool all_bits = k_last < mask_begin;
+  return all_causal && all_window && all_bits ? TileVisibility::kFull : TileVisibility::kPartial;
 }
 
 }  // namespace plait

@@ -71,7 +71,7 @@ PLAIT_HD TileList tiles_of(const WorkItem& item, const Visibility& v, int kv_pos
 }
 
 // Tiles begin <= t < end that need no mask: every row sees every key of them. Tiles of sink tokens
-// are left to the mask.
+// and those that custom mask bits cover are left to the mask.
 struct FullTiles {
   int begin, end;
 };
@@ -80,6 +80,7 @@ PLAIT_HD FullTiles full_tiles_of(const WorkItem& item, const Visibility& v, int 
   int begin = 0, end = item.kv_end;
   if (v.causal) end = min(end, item.min_position + 1 - kv_pos_begin);
   if (v.window_left >= 0) begin = max(item.max_position - v.window_left - kv_pos_begin, 0);
+  end = min(end, item.mask_begin < kv_pos_begin ? 0 : item.mask_begin - kv_pos_begin);
   return {ceil_div(begin, tile_kv), max(end, 0) / tile_kv};
 }
 

@@ -38,7 +38,7 @@ WORK_ITEM = _struct(
         "partial_row",
         "min_position",
         "max_position",
-        "padding",
+        "mask_begin",
     ),
     _plait.work_item_bytes,
 )

@@ -173,11 +173,13 @@ TEST(Sm90Layout, FullTilesAreThoseWithoutAHiddenPair) {
                 item.kv_end = kv_end;
                 item.min_position = position;
                 item.max_position = position + 15;
+                item.mask_begin = (position + kv_end) % 3 == 0 ? kMaxInt : position + kv_end / 2;
                 const FullTiles full = full_tiles_of(item, v, kv_pos_begin, tile_kv);
                 for (int t = 0; t * tile_kv < kv_end; ++t) {
                   bool all = (t + 1) * tile_kv <= kv_end, sink = false;
                   for (int i = t * tile_kv; i < min((t + 1) * tile_kv, kv_end); ++i) {
                     sink |= kv_pos_begin + i < sinks;
+                    all &= kv_pos_begin + i < item.mask_begin;
                     for (int q = position; q < position + 16; ++q) {
                       all &= visible(v, q, kv_pos_begin + i);
                     }

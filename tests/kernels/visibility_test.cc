@@ -89,7 +89,15 @@ TEST(Visibility, TilesAreSkippedOnlyIfNothingIsSeenAndFullOnlyIfAllIs) {
               for (int k = k_first; k < k_first + keys; ++k) seen += sees(v, q, k);
             }
             const TileVisibility tile = tile_visibility(v, min_position, min_position + rows - 1,
-                                                        k_first, k_first + keys - 1);
+                                                        k_first, k_first + keys - 1, kMaxInt);
+            // Mask bits from the last key on: no longer full; from the key behind it on: as before.
+            const auto masked = [&](int mask_begin) {
+              return tile_visibility(v, min_position, min_position + rows - 1, k_first,
+                                     k_first + keys - 1, mask_begin);
+            };
+            EXPECT_EQ(masked(k_first + keys - 1),
+                      tile == TileVisibility::kFull ? TileVisibility::kPartial : tile);
+            EXPECT_EQ(masked(k_first + keys), tile);
             if (tile == TileVisibility::kSkip) {
               EXPECT_EQ(seen, 0);
             }

@@ -26,8 +26,8 @@ inline long long keys_read(const Plan& plan, const PlanTarget& target, const Wor
   for (int begin = item.kv_begin; begin < item.kv_end; begin += target.tile_kv) {
     const int end = std::min(begin + target.tile_kv, item.kv_end);
     if (tile_visibility(plan.visible, item.min_position, item.max_position,
-                        block.kv_pos_begin + begin,
-                        block.kv_pos_begin + end - 1) != TileVisibility::kSkip) {
+                        block.kv_pos_begin + begin, block.kv_pos_begin + end - 1,
+                        item.mask_begin) != TileVisibility::kSkip) {
       keys += end - begin;
     }
   }
