@@ -152,7 +152,7 @@ Params Attention::Impl::check_run(const RunArgs& args) const {
   params.k_stride = kv.k_stride;
   params.v_stride = kv.v_stride;
   params.num_rows = num_rows;
-  params.num_kv_rows = config.kv.kind == KvFormat::kRagged ? kv.num_blocks : 0;
+  params.num_kv_blocks = kv.num_blocks;
   params.block_size = config.kv.page_size;
   params.num_qo_heads = config.num_qo_heads;
   params.num_kv_heads = config.num_kv_heads;

@@ -6,6 +6,7 @@ its reference, whose answer could otherwise sit in reused memory. The tolerance 
 the same computation done plainly in the case's dtype, plus the rounding of one result.
 """
 
+import itertools
 import zlib
 from dataclasses import dataclass, field
 
@@ -149,6 +150,12 @@ DEVICE_FORMATS = {  # only where there is a device memory
     "device_padded_p16_hnd": Format("block_table", 16, "HND", device_tables=True),
     "device_slots": Format("request_map", 1, device_tables=True),
     "device_shared_p16": Format("csr", 16, composed=True, device_tables=True),
+}
+PAGE_FORMATS = {  # kernels that read boxes of a page: its size against theirs and the tile's
+    f"pages{size}_{layout}": Format(("csr", "block_table", "csr_last")[i % 3], size, layout, joint=i % 2 == 1,
+                                    strided=i % 4 == 2, index=("int32", "int64")[i // 3 % 2])
+    for i, (size, layout) in enumerate(itertools.product((8, 16, 24, 32, 48, 64, 128, 256),
+                                                         ("NHD", "HND")))
 }
 
 LENGTHS = {  # (q_len, kv_len) of each request
@@ -370,7 +377,7 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
     """data: (q [tokens, heads, d], k of each request, v of each request) as values; None: random."""
     device = device_of(device_name)
     rng = np.random.default_rng(zlib.crc32(str(case).encode()))
-    format = FORMATS.get(case.format) or DEVICE_FORMATS[case.format]
+    format = (FORMATS | DEVICE_FORMATS | PAGE_FORMATS)[case.format]
     requests = case.requests
     d_qk, d_vo = case.head_dim_qk, case.head_dim_vo or case.head_dim_qk
     heads_kv, heads_qo = case.num_kv_heads, case.num_kv_heads * case.group_size

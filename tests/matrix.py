@@ -6,7 +6,7 @@ other axes are dealt evenly from shuffled decks with fixed seeds, so the list ne
 import itertools
 import random
 
-from harness import DEVICE_FORMATS, FORMATS, Case
+from harness import DEVICE_FORMATS, FORMATS, PAGE_FORMATS, Case
 from variants import VARIANTS
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -27,15 +27,18 @@ class Limits:
     """What a kernel takes; the cases are dealt within it, none is skipped."""
 
     def __init__(self, dtypes=DTYPES, dims=DIMS, custom=((64, 64, "bfloat16"), (128, 128, "float16"),
-                                                         (40, 40, "float32")), formats=FORMATS):
+                                                         (40, 40, "float32")), formats=FORMATS,
+                 page_formats=()):
         self.dtypes, self.dims, self.formats = dtypes, dims, formats
+        self.page_formats = page_formats
         self.custom = custom  # (d_qk, d_vo, dtype) of compiled variants: each is a compilation
 
 
 EVERY = Limits()
 EVERY_CUDA = Limits(formats=FORMATS | DEVICE_FORMATS)
 SM90A = Limits(("bfloat16", "float16"), ((128, 128),),
-               ((128, 128, "bfloat16"), (128, 128, "float16")), FORMATS | DEVICE_FORMATS)
+               ((128, 128, "bfloat16"), (128, 128, "float16")), FORMATS | DEVICE_FORMATS,
+               PAGE_FORMATS)
 
 
 def formats_and_variants(limits, seed=1):
@@ -126,6 +129,22 @@ def decode_only(limits, seed=41):
                    0 if d_qk == d_vo else d_vo, 1 if group > 16 else 2, group, decode_only=True)
 
 
+def pages(limits, seed=51):
+    """Lengths around the edges of pages and tiles, in pages read by boxes; what follows is NaN."""
+    dims, dtypes = deck(limits.dims, seed), deck(limits.dtypes, seed + 1)
+    for name in limits.page_formats:
+        size = PAGE_FORMATS[name].page_size
+        edges = {n for edge in (8, 16, size, 64, 128, 2 * size) for n in (edge - 1, edge, edge + 1)}
+        lengths = sorted(edges | {1, 257, 391, 129 + size})
+        for decode, variant in ((True, "full"), (False, "causal"), (False, "window17")):
+            d_qk, d_vo = next(dims)
+            if PAGE_FORMATS[name].joint:
+                d_vo = d_qk
+            q_len = 1 if decode else 9
+            yield Case(name, variant, tuple((q_len, n) for n in lengths), next(dtypes), d_qk,
+                       0 if d_qk == d_vo else d_vo, 2, 4, decode_only=decode)
+
+
 def scales(limits):
     """sm_scale given, and logits large enough to overflow a softmax that subtracts no maximum."""
     d_qk, d_vo = limits.dims[len(limits.dims) // 2]
@@ -145,7 +164,7 @@ def none_at_all(limits):
                        0 if d_qk == d_vo else d_vo, padding=padding)
 
 
-LISTS = (formats_and_variants, heads_and_dims, sizes, splits, must_split, decode_only, scales,
+LISTS = (formats_and_variants, heads_and_dims, sizes, splits, must_split, decode_only, pages, scales,
          none_at_all)
 
 

@@ -5,7 +5,9 @@
 
 namespace plait {
 
-enum class Loader { kAffine, kGather };  // K and V rows at equal strides; rows found by block table
+// How K and V reach shared memory: rows at equal strides; or rows found by block table, kPaged by
+// TMA boxes of 8 and more rows of a page, kGather one by one.
+enum class Loader { kAffine, kPaged, kGather };
 enum class Mma { kScalar, kWgmma };
 
 // The shapes of one config share tile_kv and the KV ring. wgmma shapes share one main loop:
@@ -55,7 +57,7 @@ struct Params {
   float sm_scale;
   Visibility visible;
   int zero = 0;             // stays 0; an order that ptxas cannot see through (sm90/compute.cuh)
-  i64 num_kv_rows;          // affine: rows of k and v, where TMA stops reading; else unused
+  i64 num_kv_blocks;        // pages of k and v, affine: rows; where TMA stops reading
 };
 static_assert(sizeof(Params) % 8 == 0, "VariantCall appends 8-byte slots");
 

@@ -14,12 +14,13 @@ PLAIT_DEVICE void cp_async_16(void* smem, const void* global, int bytes) {
 
 PLAIT_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Box at (x, y, z) of a 3-D tensor map; the barrier gets its bytes.
-PLAIT_DEVICE void tma_load_3d(void* smem, const void* map, Barrier* barrier, int x, int y, int z) {
+// Box at (x, y, z, w) of a 4-D tensor map, zeros where that is outside; the barrier gets its bytes.
+PLAIT_DEVICE void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, int y, int z,
+                              int w) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-      "[%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(smem)),
-      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
 

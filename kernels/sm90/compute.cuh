@@ -147,7 +147,7 @@ struct Consumer {
   PLAIT_DEVICE void wait_full(ptx::Barrier* barrier, unsigned parity, bool direct) {
     ptx::mbarrier_wait(barrier, parity);
     // cp.async wrote through the generic proxy and nobody has fenced since.
-    if (!R::kAffine && direct) ptx::fence_proxy_async();
+    if (!R::kTma && direct) ptx::fence_proxy_async();
   }
 
   // The same value in every lane, which the compiler then keeps in a uniform register.

@@ -14,6 +14,12 @@ inline constexpr int kPanelRowBytes = 128;
 inline constexpr int kChunkBytes = 16;  // what one cp.async writes; the swizzle moves whole chunks
 inline constexpr int kChunkCols = 8;
 
+// Of a row of `dim` elements. The last panel's columns beyond them are padding.
+PLAIT_HD constexpr int panels_of(int dim) { return (dim + kPanelCols - 1) / kPanelCols; }
+PLAIT_HD constexpr int tile_bytes(int rows, int dim) {
+  return rows * panels_of(dim) * kPanelRowBytes;
+}
+
 // Byte offset within a tile of `rows` rows of chunk `chunk` (8 elements from 8 * chunk) of `row`.
 PLAIT_HD constexpr int chunk_offset(int rows, int row, int chunk) {
   const int panel = chunk / 8, in_panel = chunk % 8;

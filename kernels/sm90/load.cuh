@@ -1,7 +1,8 @@
-// The producer warpgroup. Load warps fill the KV ring: by TMA (affine) or cp.async through the
-// block table (gather). Finish warps load Q and run second stages on tiles already in shared
-// memory: key, value and query transforms in place, and zeros over the V rows that no key owns (0 *
-// NaN is NaN). A tile without a second stage goes from its copy straight to the consumers.
+// The producer warpgroup. Load warps fill the KV ring: by TMA, whole tiles (affine) or pieces of
+// pages (paged), or by cp.async row by row (gather). Finish warps load Q and run second stages on
+// tiles already in shared memory: key, value and query transforms in place, and zeros over the V
+// rows that no key owns (0 * NaN is NaN). A tile without a second stage goes from its copy straight
+// to the consumers.
 #pragma once
 #include "host_device/kv_address.h"
 #include "host_device/row.h"
@@ -13,27 +14,28 @@
 
 namespace plait::sm90 {
 
-// Whether V of a tile holds rows of other lists behind the keys of the item. Gathered tiles have
-// zeros there.
+// Whether V of a tile holds rows that are not the item's behind its keys: a box does not end where
+// they do. Gathered tiles have zeros there.
 template <class R>
 PLAIT_DEVICE bool has_foreign_v_rows(const Unit& unit, int tile, int tile_kv) {
-  return R::kAffine && (tile + 1) * tile_kv > unit.kv_end;
+  return R::kTma && (tile + 1) * tile_kv > unit.kv_end;
 }
 
 // ---- load warps ---------------------------------------------------------------------------------
 
 // One of K and V: what a loader needs to know to copy a tile of it.
 struct Operand {
-  const TensorMap* map;       // affine
+  const TensorMap* map;       // TMA
   const unsigned char* data;  // gather
   const KvStrides* stride;
   int head_dim;
 };
 
-// Copies by TMA, issued by one lane.
+// A tile is one box a panel of an affine tensor, issued by one lane.
 template <KernelConfig kConfig, class Variant>
 struct AffineLoader {
   const Params& params;
+  int box_rows;
   int first_row = 0;
 
   PLAIT_DEVICE void start(const Unit& unit) {
@@ -45,10 +47,59 @@ struct AffineLoader {
   PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     if (threadIdx.x % 32 != 0) return;
-    ptx::mbarrier_arrive_expect_tx(barrier, kConfig.tile_kv * operand.head_dim * 2);
-    for (int panel = 0; panel < operand.head_dim / kPanelCols; ++panel) {
-      ptx::tma_load_3d(smem + panel * kConfig.tile_kv * kPanelRowBytes, operand.map, barrier,
-                       panel * kPanelCols, unit.kv_head, first_row + tile * kConfig.tile_kv);
+    ptx::mbarrier_arrive_expect_tx(barrier, tile_bytes(kConfig.tile_kv, operand.head_dim));
+    for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
+      ptx::tma_load_4d(smem + panel * kConfig.tile_kv * kPanelRowBytes, operand.map, barrier,
+                       panel * kPanelCols, first_row + tile * kConfig.tile_kv, unit.kv_head, 0);
+    }
+  }
+};
+
+// A tile is pieces of box_rows rows, each within one page and a multiple of the swizzle's period of
+// 8, so that boxes land as the tile is laid out. Lane i of warp w issues piece 2 i + w, one box a
+// panel: copies of one warp are issued one after the other, those of two overlap. A lane looks its
+// page up a tile before K's copy, so that the block table's latency is hidden, and keeps it for
+// V's.
+template <KernelConfig kConfig, class Variant>
+struct PagedLoader {
+  static constexpr int kTileKv = kConfig.tile_kv, kWarps = Roles<kConfig, Variant>::kLoadWarps;
+  static constexpr int kNoPage = -1;  // outside every tensor: TMA writes zeros
+  static_assert(kTileKv / 8 <= 32 * kWarps, "a lane has one piece");
+
+  const Params& params;
+  int box_rows;
+  int page[3];  // of the tile looked up last, the one before (K's) and before that (V's)
+
+  PLAIT_DEVICE int piece() const { return threadIdx.x % 32 * kWarps + threadIdx.x % 128 / 32; }
+  PLAIT_DEVICE int first_key(int tile) const { return tile * kTileKv + piece() * box_rows; }
+
+  PLAIT_DEVICE void start(const Unit& unit) { look_up(unit, unit.tiles[0]); }
+  PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
+    const BlockTable& table = params.plan->tables[unit.block->level];
+    page[0] = kNoPage;
+    if (piece() * box_rows < kTileKv && first_key(tile) < unit.kv_end) {
+      const i64 first = first_entry(table, *unit.block);
+      page[0] = static_cast<int>(key_slot(table, first, params.block_size, first_key(tile)).block);
+    }
+  }
+  PLAIT_DEVICE void advance() {
+    page[2] = page[1];
+    page[1] = page[0];
+  }
+  template <int kBehind>
+  PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
+                         ptx::Barrier* barrier) {
+    const int num_pieces = kTileKv / box_rows, warp = threadIdx.x % 128 / 32;
+    if (threadIdx.x % 32 == 0) {  // a warp answers for its own pieces, if it has any
+      const int own = (num_pieces - warp + kWarps - 1) / kWarps;
+      ptx::mbarrier_arrive_expect_tx(barrier, tile_bytes(own * box_rows, operand.head_dim));
+    }
+    if (piece() >= num_pieces) return;
+    const int row = first_key(tile) % params.block_size;
+#pragma unroll 1
+    for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
+      ptx::tma_load_4d(smem + (panel * kTileKv + piece() * box_rows) * kPanelRowBytes, operand.map,
+                       barrier, panel * kPanelCols, row, unit.kv_head, page[kBehind]);
     }
   }
 };
@@ -66,6 +117,7 @@ struct GatherLoader {
   static_assert(Roles<kConfig, Variant>::kLoadWarps == 2 && kTileKv % 64 == 0);
 
   const Params& params;
+  int box_rows;          // unused
   int block[3][kOwned];  // -1: no key. Of the tile looked up last, the one before (K's) and before
                          //   that (V's)
 
@@ -127,8 +179,10 @@ template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
   using Slot = RingSlot<kConfig.num_stages>;
-  using Loader = Select<R::kAffine, AffineLoader<kConfig, Variant>, GatherLoader<kConfig, Variant>>;
-  Loader loader{params};
+  using Loader = Select<kConfig.loader == Loader::kAffine, AffineLoader<kConfig, Variant>,
+                        Select<kConfig.loader == Loader::kPaged, PagedLoader<kConfig, Variant>,
+                               GatherLoader<kConfig, Variant>>>;
+  Loader loader{params, maps.box_rows};
   const Operand k{&maps.k, static_cast<const unsigned char*>(params.k), &params.k_stride,
                   kConfig.head_dim_qk};
   const Operand v{&maps.v, static_cast<const unsigned char*>(params.v), &params.v_stride,

@@ -1,5 +1,5 @@
-// What the sm90a kernel is launched with: tensor maps of K and V for the affine loader, the common
-// Params and the variant's own.
+// What the sm90a kernel is launched with: tensor maps of K and V for the loaders that use TMA, the
+// common Params and the variant's own.
 #pragma once
 #include "host_device/config.h"
 
@@ -9,9 +9,11 @@ struct alignas(64) TensorMap {  // CUtensorMap
   unsigned long long opaque[16];
 };
 
-// Maps: dimensions (head_dim, kv head, row); box {64, 1, tile_kv}; 128-byte swizzle.
+// Maps: dimensions (head_dim, row in page, kv head, page), affine tensors are one page; box
+// {64, box_rows, 1, 1}; 128-byte swizzle.
 struct Sm90Maps {
   TensorMap k, v;
+  int box_rows;  // affine: tile_kv; paged: divides page and tile, a multiple of 8
 };
 
 template <class Variant>

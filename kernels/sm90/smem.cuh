@@ -59,13 +59,14 @@ struct alignas(1024) Smem {
 template <KernelConfig kConfig, class Variant>
 struct Roles {
   using Traits = VariantTraits<Variant>;
-  static constexpr bool kAffine = kConfig.loader == Loader::kAffine;
+  static constexpr bool kTma = kConfig.loader != Loader::kGather;
   static constexpr bool kTransformK = Traits::kHasKeyTransform;
   static constexpr bool kTransformV = Traits::kHasValueTransform;
-  static constexpr int kLoadWarps = kAffine ? 1 : 2;
+  static constexpr int kLoadWarps = kConfig.loader == Loader::kAffine ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
-  // Arrivals that complete a phase: TMA counts bytes behind one arrival; cp.async arrives per lane.
-  static constexpr int kRawArrivals = kAffine ? 1 : 32 * kLoadWarps;
+  // Arrivals that complete a phase: TMA counts bytes behind one arrival of each warp; cp.async
+  // arrives per lane.
+  static constexpr int kRawArrivals = kTma ? kLoadWarps : 32 * kLoadWarps;
   static constexpr int kFullArrivalsK = kTransformK ? kFinishWarps : kRawArrivals;
   static constexpr int kFullArrivalsV = kTransformV ? kFinishWarps : kRawArrivals;
   static constexpr int kConsumerWarps = 4 * kConfig.num_consumer_warpgroups;

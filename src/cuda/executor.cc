@@ -167,14 +167,16 @@ class CudaExecutor : public Executor {
   }
 
   Sm90Maps sm90_maps(const Params& p) {
-    const bool affine = kernel_config_.loader == Loader::kAffine;
+    const Loader loader = kernel_config_.loader;
+    const int page_size = config_.kv.kind == KvFormat::kRagged ? 0 : p.block_size;
+    const bool empty = p.num_kv_blocks == 0;  // such a tensor may have any strides, and no address
     // The stride of a dimension with one element is never used, and may be anything.
-    const bool empty = affine && p.num_kv_rows == 0;  // such a tensor's strides may be anything
     const auto check_kv = [&](const char* name, const void* address, const KvStrides& stride) {
       if (empty) return;
+      const bool one_row = page_size == 0 ? p.num_kv_blocks == 1 : page_size == 1;
       check_aligned(name, address,
-                    {affine ? 0 : stride.block, affine && p.num_kv_rows == 1 ? 0 : stride.token,
-                     p.num_kv_heads > 1 ? stride.head : 0});
+                    {page_size > 0 && p.num_kv_blocks > 1 ? stride.block : 0,
+                     one_row ? 0 : stride.token, p.num_kv_heads > 1 ? stride.head : 0});
     };
     check_aligned(
         "q", p.q,
@@ -182,14 +184,18 @@ class CudaExecutor : public Executor {
     check_kv("k", p.k, p.k_stride);
     check_kv("v", p.v, p.v_stride);
     Sm90Maps maps{};
-    if (!affine) return maps;
+    if (loader == Loader::kGather) return maps;
+    maps.box_rows = loader == Loader::kAffine
+                        ? kernel_config_.tile_kv
+                        : cuda::box_rows_of(page_size, kernel_config_.tile_kv);
     const auto encode = [&](TensorMap& to, const char* name, const void* address, int head_dim,
                             const KvStrides& stride) {
-      // Without rows there may be no address; the map is not used then, but must be valid.
+      // A map of an empty tensor is not used, but must be valid.
       const cuda::TensorMap& map = tensor_maps_.get(
-          name, empty ? head_.data() : address, kernel_config_.dtype_kv, head_dim, p.num_kv_heads,
-          empty ? 1 : p.num_kv_rows, empty ? KvStrides{0, head_dim, head_dim} : stride,
-          kernel_config_.tile_kv);
+          name, empty ? head_.data() : address, kernel_config_.dtype_kv,
+          cuda::kv_map_shape(head_dim, p.num_kv_heads, empty ? 1 : p.num_kv_blocks, page_size,
+                             empty ? KvStrides{head_dim, head_dim, head_dim} : stride,
+                             maps.box_rows));
       static_assert(sizeof to.opaque == sizeof map.opaque);
       std::memcpy(to.opaque, map.opaque, sizeof to.opaque);
     };

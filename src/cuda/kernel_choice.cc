@@ -46,6 +46,10 @@ KernelConfig sm90_config(Dtype dtype, Loader loader, bool decode_only) {
                       .ctas_per_sm = 1,
                       .num_shapes = 2,
                       .shapes = {{Mma::kWgmma, 128, 1}, {Mma::kWgmma, 64, 2}}};
+  if (loader == Loader::kPaged && !decode_only) {  // at 56 its producer spills
+    config.producer_registers = 64;
+    config.consumer_registers = 216;
+  }
   if (decode_only) {
     config.tile_kv = 64;
     config.num_stages = 3;
@@ -73,9 +77,9 @@ bool decode_only(const AttentionConfig& config) {
 }  // namespace
 
 KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arch) {
-  const Loader loader = config.kv.kind == KvFormat::kRagged ? Loader::kAffine : Loader::kGather;
-  const KernelConfig plain =
-      plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader);
+  const bool ragged = config.kv.kind == KvFormat::kRagged;
+  const KernelConfig plain = plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo,
+                                          ragged ? Loader::kAffine : Loader::kGather);
   if (config.kernel == "plain") return plain;
   const bool takes = sm90_takes(config.dtype, config.head_dim_qk, config.head_dim_vo);
   if (config.kernel == "sm90a") {
@@ -87,6 +91,10 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
           "; 'auto' and 'plain' run it");
   }
   if (arch != "90a" || !takes) return plain;
+  // Boxes of a page are whole periods of the swizzle: 8 rows.
+  const Loader loader = ragged                         ? Loader::kAffine
+                        : config.kv.page_size % 8 == 0 ? Loader::kPaged
+                                                       : Loader::kGather;
   return sm90_config(config.dtype, loader, decode_only(config));
 }
 

@@ -165,6 +165,29 @@ std::string literal(Dtype dtype) {
   return "?";
 }
 
+const char* short_name(Loader loader) {
+  switch (loader) {
+    case Loader::kAffine:
+      return "affine";
+    case Loader::kPaged:
+      return "paged";
+    case Loader::kGather:
+      return "gather";
+  }
+  return "?";
+}
+std::string literal(Loader loader) {
+  switch (loader) {
+    case Loader::kAffine:
+      return "Loader::kAffine";
+    case Loader::kPaged:
+      return "Loader::kPaged";
+    case Loader::kGather:
+      return "Loader::kGather";
+  }
+  return "?";
+}
+
 std::string literal(const KernelConfig& c) {
   std::string shapes;
   for (int i = 0; i < c.num_shapes; ++i) {
@@ -172,16 +195,15 @@ std::string literal(const KernelConfig& c) {
     shapes += concat(i ? ", " : "", "{", s.mma == Mma::kWgmma ? "Mma::kWgmma" : "Mma::kScalar",
                      ", ", s.tile_q, ", ", s.key_split, "}");
   }
-  return concat("KernelConfig{.dtype_q = ", literal(c.dtype_q),
-                ", .dtype_kv = ", literal(c.dtype_kv), ", .dtype_out = ", literal(c.dtype_out),
-                ", .head_dim_qk = ", c.head_dim_qk, ", .head_dim_vo = ", c.head_dim_vo,
-                ", .loader = Loader::", c.loader == Loader::kAffine ? "kAffine" : "kGather",
-                ", .tile_kv = ", c.tile_kv, ", .num_stages = ", c.num_stages,
-                ", .num_consumer_warpgroups = ", c.num_consumer_warpgroups,
-                ", .producer_registers = ", c.producer_registers,
-                ", .consumer_registers = ", c.consumer_registers,
-                ", .ctas_per_sm = ", c.ctas_per_sm, ", .num_shapes = ", c.num_shapes,
-                ", .shapes = {", shapes, "}}");
+  return concat(
+      "KernelConfig{.dtype_q = ", literal(c.dtype_q), ", .dtype_kv = ", literal(c.dtype_kv),
+      ", .dtype_out = ", literal(c.dtype_out), ", .head_dim_qk = ", c.head_dim_qk,
+      ", .head_dim_vo = ", c.head_dim_vo, ", .loader = ", literal(c.loader),
+      ", .tile_kv = ", c.tile_kv, ", .num_stages = ", c.num_stages,
+      ", .num_consumer_warpgroups = ", c.num_consumer_warpgroups,
+      ", .producer_registers = ", c.producer_registers,
+      ", .consumer_registers = ", c.consumer_registers, ", .ctas_per_sm = ", c.ctas_per_sm,
+      ", .num_shapes = ", c.num_shapes, ", .shapes = {", shapes, "}}");
 }
 
 std::string names_of_parts(const Variant& variant) {
@@ -197,8 +219,7 @@ std::string describe(const KernelConfig& c) {
   }
   std::string dims = concat("d", c.head_dim_qk);
   if (c.head_dim_vo != c.head_dim_qk) dims += concat("/", c.head_dim_vo);
-  return concat(short_name(c.dtype_q), " ", dims, " ",
-                c.loader == Loader::kAffine ? "affine" : "gather", " ", shapes);
+  return concat(short_name(c.dtype_q), " ", dims, " ", short_name(c.loader), " ", shapes);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
   if (arch != "90a") return kernels;
   for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
     for (const bool decode_only : {false, true}) {
-      for (const Loader loader : {Loader::kAffine, Loader::kGather}) {
+      for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
         for (const Variant& variant : variants) {
           const KernelConfig config = cuda::sm90_config(dtype, loader, decode_only);
           kernels.push_back(assemble_attention(config, variant));

@@ -20,7 +20,7 @@ SANITIZER_TESTS = {
     "plain variant": ("plain", Case("slots", "everything", ((3, 70),), BF16, 64)),
     "sm90 affine": ("sm90a", Case("ragged", "causal", ((130, 257), (64, 64)), BF16, 128)),
     "sm90 affine gaps": ("sm90a", Case("ragged_gaps", "window17", ((130, 257), (1, 65)), BF16, 128)),
-    "sm90 gather": ("sm90a", Case("csr_p16", "causal", ((130, 257), (64, 64)), BF16, 128)),
+    "sm90 paged": ("sm90a", Case("csr_p16", "causal", ((130, 257), (64, 64)), BF16, 128)),
     "sm90 gather page 1": ("sm90a", Case("slots_i64_strided", "full", ((70, 257),), BF16, 128,
                                          strided=True)),
     "sm90 decode": ("sm90a", Case("csr_p16", "causal", ((1, 300), (1, 1), (1, 0), (1, 129)), BF16, 128,
