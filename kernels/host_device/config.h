@@ -8,11 +8,13 @@ namespace plait {
 // How K and V reach shared memory: rows at equal strides; or rows found by block table, kPaged by
 // TMA boxes of 8 and more rows of a page, kGather one by one.
 enum class Loader { kAffine, kPaged, kGather };
-enum class Mma { kScalar, kWgmma };
+enum class Mma { kScalar, kMmaSync, kWgmma };
 
 // The shapes of one config share tile_kv and the KV ring. wgmma shapes share one main loop:
 //   key_split 1: warpgroup w takes rows 64 w ... of every stage;
 //   key_split 2: all warpgroups take the same 64 rows, w takes tiles w, w + 2, ..., then they join.
+// Shapes of the sm80 template are for its num_warps warps: key_split of them share the same rows of
+// a tile, each takes its part of the tile's keys, then they join.
 struct TileShape {
   Mma mma;
   int tile_q, key_split;
@@ -29,7 +31,16 @@ struct KernelConfig {
   int ctas_per_sm;
   int num_shapes;
   TileShape shapes[2];
+  int num_warps = 0;             // of the sm80 template, where all warps do all; 0 elsewhere
 };
+
+// kernels/plain.cuh, kernels/sm80/, kernels/sm90/.
+enum class Template { kPlain, kSm80, kSm90 };
+PLAIT_HD constexpr Template template_of(const KernelConfig& c) {
+  return c.shapes[0].mma == Mma::kWgmma ? Template::kSm90
+         : c.num_warps > 0              ? Template::kSm80
+                                        : Template::kPlain;
+}
 
 struct RowStrides {  // in elements
   i64 token, head;

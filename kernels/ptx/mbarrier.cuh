@@ -1,15 +1,11 @@
 // mbarrier in shared memory: arrival counts, transaction bytes, waits by phase parity.
 // PTX manual: "Parallel Synchronization and Communication Instructions: mbarrier".
 #pragma once
-#include "host_device/base.h"
+#include "ptx/smem.cuh"
 
 namespace plait::ptx {
 
 using Barrier = unsigned long long;
-
-PLAIT_DEVICE unsigned smem_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 
 PLAIT_DEVICE void mbarrier_init(Barrier* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(count)

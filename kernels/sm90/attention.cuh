@@ -63,8 +63,7 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
   check_config<kConfig, Variant>();
-  extern __shared__ __align__(1024) unsigned char smem_bytes[];
-  Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(smem_bytes);
+  Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
   if (threadIdx.x == 0) init_barriers<kConfig, Variant>(smem);
   __syncthreads();
   if (threadIdx.x >= 128 * kConfig.num_consumer_warpgroups) {  // the last warpgroup

@@ -192,18 +192,21 @@ std::string literal(const KernelConfig& c) {
   std::string shapes;
   for (int i = 0; i < c.num_shapes; ++i) {
     const TileShape& s = c.shapes[i];
-    shapes += concat(i ? ", " : "", "{", s.mma == Mma::kWgmma ? "Mma::kWgmma" : "Mma::kScalar",
-                     ", ", s.tile_q, ", ", s.key_split, "}");
+    const char* mma = s.mma == Mma::kWgmma     ? "Mma::kWgmma"
+                      : s.mma == Mma::kMmaSync ? "Mma::kMmaSync"
+                                               : "Mma::kScalar";
+    shapes += concat(i ? ", " : "", "{", mma, ", ", s.tile_q, ", ", s.key_split, "}");
   }
-  return concat(
-      "KernelConfig{.dtype_q = ", literal(c.dtype_q), ", .dtype_kv = ", literal(c.dtype_kv),
-      ", .dtype_out = ", literal(c.dtype_out), ", .head_dim_qk = ", c.head_dim_qk,
-      ", .head_dim_vo = ", c.head_dim_vo, ", .loader = ", literal(c.loader),
-      ", .tile_kv = ", c.tile_kv, ", .num_stages = ", c.num_stages,
-      ", .num_consumer_warpgroups = ", c.num_consumer_warpgroups,
-      ", .producer_registers = ", c.producer_registers,
-      ", .consumer_registers = ", c.consumer_registers, ", .ctas_per_sm = ", c.ctas_per_sm,
-      ", .num_shapes = ", c.num_shapes, ", .shapes = {", shapes, "}}");
+  return concat("KernelConfig{.dtype_q = ", literal(c.dtype_q),
+                ", .dtype_kv = ", literal(c.dtype_kv), ", .dtype_out = ", literal(c.dtype_out),
+                ", .head_dim_qk = ", c.head_dim_qk, ", .head_dim_vo = ", c.head_dim_vo,
+                ", .loader = ", literal(c.loader), ", .tile_kv = ", c.tile_kv,
+                ", .num_stages = ", c.num_stages,
+                ", .num_consumer_warpgroups = ", c.num_consumer_warpgroups,
+                ", .producer_registers = ", c.producer_registers,
+                ", .consumer_registers = ", c.consumer_registers,
+                ", .ctas_per_sm = ", c.ctas_per_sm, ", .num_shapes = ", c.num_shapes,
+                ", .shapes = {", shapes, "}, .num_warps = ", c.num_warps, "}");
 }
 
 std::string names_of_parts(const Variant& variant) {

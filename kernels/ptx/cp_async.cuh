@@ -1,0 +1,26 @@
+// Copies into shared memory by cp.async, in groups that are waited for in order.
+// PTX manual: "Data Movement and Conversion Instructions: Asynchronous copy".
+#pragma once
+#include "ptx/smem.cuh"
+
+namespace plait::ptx {
+
+// 16 bytes, past L1. `bytes` 0 writes zeros and reads nothing.
+PLAIT_DEVICE void cp_async_16(void* smem, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
+               "l"(global), "r"(bytes)
+               : "memory");
+}
+
+// Closes this thread's group; an empty one counts too.
+PLAIT_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for all groups of this thread but the last `kPending`.
+template <int kPending>
+PLAIT_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+PLAIT_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+}  // namespace plait::ptx
