@@ -63,6 +63,12 @@ void bind_device(nb::module_& m) {
             new (self) DeviceArray(whole.rows(begin, end));
           },
           "whole"_a, "begin"_a, "end"_a)
+      .def(
+          "__init__",  // the same memory in another shape
+          [](DeviceArray* self, const DeviceArray& whole, std::vector<int64_t> shape) {
+            new (self) DeviceArray(whole.reshape(std::move(shape)));
+          },
+          "whole"_a, "shape"_a)
       .def_prop_ro("shape", [](const DeviceArray& a) { return nb::tuple(nb::cast(a.shape())); })
       .def_prop_ro("dtype", &DeviceArray::dtype)
       .def_prop_ro("device", [](const DeviceArray& a) { return to_string(a.device()); })
@@ -99,21 +105,51 @@ void bind_device(nb::module_& m) {
       "synchronize", [](std::pair<int, int> device) { synchronize(to_device(device)); }, "device"_a,
       nb::call_guard<nb::gil_scoped_release>());
 
+  nb::class_<MemoryReader>(m, "MemoryReader")
+      .def(
+          "__init__",
+          [](MemoryReader* self, std::pair<int, int> device, long long bytes) {
+            new (self) MemoryReader(to_device(device), bytes);
+          },
+          "device"_a, "bytes"_a)
+      .def_prop_ro("bytes", &MemoryReader::bytes)
+      .def(
+          "__call__",
+          [](const MemoryReader& reader, uint64_t stream) {
+            reader(reinterpret_cast<Stream>(stream));
+          },
+          "stream"_a);
+  nb::class_<CudaTimingOptions>(m, "CudaTimingOptions")
+      .def(nb::init<>())
+      .def_rw("cold_l2", &CudaTimingOptions::cold_l2)
+      .def_rw("calls_a_graph", &CudaTimingOptions::calls_a_graph)
+      .def_rw("min_graphs", &CudaTimingOptions::min_graphs)
+      .def_rw("warm_seconds", &CudaTimingOptions::warm_seconds)
+      .def_rw("min_seconds", &CudaTimingOptions::min_seconds);
+  nb::class_<CudaTiming>(m, "CudaTiming")
+      .def_ro("median_us", &CudaTiming::median_us)
+      .def_ro("min_us", &CudaTiming::min_us)
+      .def_ro("max_us", &CudaTiming::max_us)
+      .def_ro("num_graphs", &CudaTiming::num_graphs);
+  // Other Python threads run while graphs do; `work` and the launches are called with the GIL.
   m.def(
       "time_on_gpu",
-      [](std::pair<int, int> device, nb::callable work, bool cold_l2) {
-        CudaTimingOptions options;
-        options.cold_l2 = cold_l2;
-        const CudaTiming t = time_on_gpu(to_device(device), with_stream(work), options);
-        nb::dict out;
-        out["median_us"] = t.median_us;
-        out["min_us"] = t.min_us;
-        out["max_us"] = t.max_us;
-        out["num_graphs"] = t.num_graphs;
-        out["calls_a_graph"] = t.calls_a_graph;
-        return out;
+      [](std::pair<int, int> device, nb::callable work, const CudaTimingOptions& options) {
+        const auto call = with_stream(std::move(work));
+        nb::gil_scoped_release unlocked;
+        return time_on_gpu(to_device(device), call, options);
       },
-      "device"_a, "work"_a, "cold_l2"_a);
+      "device"_a, "work"_a, "options"_a);
+  m.def(
+      "time_graphs",
+      [](std::pair<int, int> device, nb::callable both, nb::callable reads,
+         const CudaTimingOptions& options) {
+        const auto launch_both = with_stream(std::move(both));
+        const auto launch_reads = with_stream(std::move(reads));
+        nb::gil_scoped_release unlocked;
+        return time_graphs(to_device(device), launch_both, launch_reads, options);
+      },
+      "device"_a, "both"_a, "reads"_a, "options"_a);
   m.def(
       "describe_gpu", [](std::pair<int, int> device) { return describe_gpu(to_device(device)); },
       "device"_a);

@@ -56,6 +56,16 @@ DeviceArray DeviceArray::rows(int64_t begin, int64_t end) const {
   return part;
 }
 
+DeviceArray DeviceArray::reshape(std::vector<int64_t> shape) const {
+  bool fits = !shape.empty() && product(shape) == product(shape_);
+  for (const int64_t size : shape) fits = fits && size >= 0;
+  check(fits, "DeviceArray: reshape keeps the ", product(shape_), " elements, not ",
+        shape.empty() ? 0 : product(shape));
+  DeviceArray other = *this;
+  other.shape_ = std::move(shape);
+  return other;
+}
+
 void DeviceArray::copy_from(const TensorView& host, Stream stream) {
   check(host.on_cpu(), "DeviceArray: copies from the host, not from ", describe(host));
   bool equal = host.ndim == int32_t(shape_.size());

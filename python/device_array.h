@@ -9,7 +9,7 @@
 
 namespace plait::python {
 
-// A contiguous tensor on a GPU; rows() shares its memory.
+// A contiguous tensor on a GPU; rows() and reshape() share its memory.
 class DeviceArray {
  public:
   // dtype: "float32", "bfloat16", "float16", "int32", "int64", "uint8". Throws ArgumentError.
@@ -22,6 +22,7 @@ class DeviceArray {
   void* data() const { return data_; }
   long long bytes() const;
   DeviceArray rows(int64_t begin, int64_t end) const;     // of the first dimension
+  DeviceArray reshape(std::vector<int64_t> shape) const;  // of as many elements
   void copy_from(const TensorView& host, Stream stream);  // contiguous, of the same shape and dtype
   void copy_to(void* host, Stream stream) const;
   const std::shared_ptr<void>& memory() const { return memory_; }

@@ -57,6 +57,12 @@ class DeviceArray(_plait.DeviceArray):
         _plait.DeviceArray.__init__(part, self, begin, end)
         return part
 
+    def reshape(self, *shape) -> "DeviceArray":
+        """The same memory in a shape of as many elements."""
+        other = DeviceArray.__new__(DeviceArray)
+        _plait.DeviceArray.__init__(other, self, [int(n) for n in shape])
+        return other
+
     @staticmethod
     def synchronize(device="cuda") -> None:
         """Waits for everything on the device."""
