@@ -7,6 +7,7 @@
 #pragma once
 #include "host_device/convert.h"
 #include "host_device/kv_address.h"
+#include "host_device/mask_bits.h"
 #include "host_device/row.h"
 #include "host_device/softmax_state.h"
 #include "host_device/variant.h"
@@ -124,14 +125,18 @@ PLAIT_DEVICE void load_kv(typename Tile<kConfig>::Smem& smem, const VariantCall<
 // softmax, as it is without.
 template <KernelConfig kConfig, class V>
 PLAIT_DEVICE float finish_logit(const typename Tile<kConfig>::Smem& smem,
-                                const VariantCall<V>& call, const RowBlock& block, int kv_head,
-                                int r, int key, int end, float dot) {
+                                const VariantCall<V>& call, const PlanView& plan,
+                                const RowBlock& block, int kv_head, int r, int key, int end,
+                                float dot) {
   using Traits = VariantTraits<V>;
   const Params& params = call.params;
   constexpr float kHidden = Traits::kUseSoftmax ? kNegInf : 0.0f;
   const LogitContext context{smem.request[r], smem.position[r], block.kv_pos_begin + key,
                              smem.qo_head[r], kv_head};
   if (key >= end || !visible(params.visible, context.q_pos, context.k_pos)) return kHidden;
+  if constexpr (Traits::kCustomMask) {
+    if (!mask_bit(plan.mask_words, plan.token_mask[smem.token[r]], context.k_pos)) return kHidden;
+  }
   if constexpr (Traits::kHasLogitsMask) {
     if (!V::logits_mask(call.variant, context)) return kHidden;
   }
@@ -183,7 +188,7 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
         weight[r] = 0.0f;
         continue;
       }
-      const float logit = finish_logit<kConfig, V>(smem, call, block, kv_head, first_row + r,
+      const float logit = finish_logit<kConfig, V>(smem, call, plan, block, kv_head, first_row + r,
                                                    first + lane, item.kv_end, weight[r]);
       if constexpr (!kUseSoftmax) {
         weight[r] = logit;

@@ -35,7 +35,7 @@ KvTables BatchArg::tables(nb::dict tables, const std::string& where) {
   return out;
 }
 
-Batch BatchArg::batch(nb::handle qo_indptr, nb::dict kv, nb::list levels) {
+Batch BatchArg::batch(nb::handle qo_indptr, nb::dict kv, nb::list levels, nb::dict queries) {
   Batch batch;
   batch.qo_indptr = take(qo_indptr, "qo_indptr");
   batch.kv = tables(kv, "");
@@ -46,6 +46,14 @@ Batch BatchArg::batch(nb::handle qo_indptr, nb::dict kv, nb::list levels) {
                             take(level[0], where + "node_indptr"),
                             take(level[1], where + "node_requests")});
   }
+  const auto query = [&](const char* name, TensorView& to) {
+    if (queries.contains(name)) to = take(queries[name], name);
+  };
+  query("packed_custom_mask", batch.mask.packed);
+  query("custom_mask", batch.mask.bools);
+  query("mask_indptr", batch.mask.indptr);
+  query("first_masked_key", batch.mask.first_masked_key);
+  query("q_positions", batch.q_positions);
   return batch;
 }
 

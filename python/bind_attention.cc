@@ -34,9 +34,9 @@ void run(Attention& attention, nb::handle q, nb::handle k, nb::handle v, nb::han
 }
 
 void plan(Attention& attention, nb::handle qo_indptr, nb::dict tables, nb::list levels,
-          nb::handle stream) {
+          nb::dict queries, nb::handle stream) {
   BatchArg arg;
-  const Batch batch = arg.batch(qo_indptr, tables, levels);
+  const Batch batch = arg.batch(qo_indptr, tables, levels, queries);
   Stream stream_handle = stream_of(stream, attention.config().device);
   nb::gil_scoped_release unlocked;
   attention.plan(batch, stream_handle);
@@ -72,7 +72,7 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("kernel_name", &Attention::kernel_name)
       .def_prop_ro("workspace", &Attention::workspace)
       .def_prop_ro("num_ctas", [](const Attention& a) { return a.target().num_ctas; })
-      .def("plan", &plan, "qo_indptr"_a, "tables"_a, "levels"_a, "stream"_a.none())
+      .def("plan", &plan, "qo_indptr"_a, "tables"_a, "levels"_a, "queries"_a, "stream"_a.none())
       .def("current_plan", [](const Attention& a) { return Plan(a.current_plan()); })
       .def("run", &run, "q"_a, "k"_a, "v"_a.none(), "out"_a, "lse"_a.none(), "sm_scale"_a,
            "stream"_a.none(), "variant_args"_a.none());

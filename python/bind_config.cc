@@ -98,6 +98,7 @@ void bind_config(nb::module_& m) {
       "What a query sees and how logits, rows and outputs are changed; combine with |.")
       .def_prop_ro("name", &Variant::name)
       .def_prop_ro("use_softmax", &Variant::use_softmax)
+      .def_prop_ro("custom_mask", &Variant::custom_mask)
       .def_prop_ro("causal", [](const Variant& v) { return v.visible.causal != 0; })
       .def_prop_ro("window_left", [](const Variant& v) { return v.visible.window_left; })
       .def_prop_ro("sink_tokens", [](const Variant& v) { return v.visible.sink_tokens; })
@@ -110,6 +111,19 @@ void bind_config(nb::module_& m) {
   m.def("causal", &causal);
   m.def("sliding_window", &sliding_window, "window_left"_a, "sink_tokens"_a);
   m.def("soft_cap", &soft_cap, "cap"_a);
+  m.def("custom_mask", &custom_mask);
+  m.def("alibi", &alibi);
+  m.def(
+      "rope",
+      [](double theta, double scale, bool interleave, int rotary_dim, double low_freq_factor,
+         double high_freq_factor, int old_context_len) {
+        return rope({theta, scale, interleave, rotary_dim, low_freq_factor, high_freq_factor,
+                     old_context_len});
+      },
+      nb::kw_only(), "theta"_a, "scale"_a, "interleave"_a, "rotary_dim"_a, "low_freq_factor"_a,
+      "high_freq_factor"_a, "old_context_len"_a);
+  m.def("rms_norm_q", &rms_norm_q, "eps"_a);
+  m.def("rms_norm_k", &rms_norm_k, "eps"_a);
   nb::class_<VariantParam>(m, "VariantParam");
   m.def("variant_param", &make_param, "name"_a, "kind"_a, "value"_a);
   m.def("custom", &custom, "name"_a, "struct_name"_a, "source"_a, "params"_a, "use_softmax"_a);

@@ -149,7 +149,7 @@ Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr
                         nb::cast<float>(shape[3])};
   }
   BatchArg arg;
-  const Batch batch = arg.batch(qo_indptr, tables, levels);
+  const Batch batch = arg.batch(qo_indptr, tables, levels, {});
   nb::gil_scoped_release unlocked;
   FormatView view;
   make_view(kv, bounds, batch, Device{}, view);

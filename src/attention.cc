@@ -57,7 +57,9 @@ struct PlannedBatch {
 
 struct Attention::Impl {
   explicit Impl(const AttentionConfig& given)
-      : config(given), slots(given.variant), sm_scale(default_scale(given)) {
+      : config(given),
+        slots(given.variant, given.num_qo_heads, given.head_dim_qk),
+        sm_scale(default_scale(given)) {
     executor = make_executor(config);
   }
 
@@ -100,6 +102,11 @@ void Attention::plan(const Batch& batch, Stream stream) {
   const int next = impl_->current == 0 ? 1 : 0;
   PlannedBatch& planned = impl_->batches[next];
   make_view(config.kv, config.bounds, batch, config.device, planned.view);
+  const bool masked = batch.mask.packed.defined() || batch.mask.bools.defined();
+  check(masked || !config.variant.custom_mask(), "plan: variant '", config.variant.name(),
+        "' takes a mask every step, and none is given: packed_custom_mask or custom_mask");
+  check(!masked || config.variant.custom_mask(), "plan: a mask is given, but variant '",
+        config.variant.name(), "' takes none; make the Attention with custom_mask()");
   make_plan(planned.view.view, config.variant.visible, impl_->executor->target(), config.scheduler,
             planned.plan);
   impl_->executor->upload(planned.plan, planned.view, stream);

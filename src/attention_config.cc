@@ -4,6 +4,7 @@
 
 #include "plait/error.h"
 #include "tensor_checks.h"
+#include "variant_args.h"
 
 namespace plait {
 namespace {
@@ -54,6 +55,7 @@ void check_config(const AttentionConfig& c) {
   check(c.dtype == Dtype::kFloat32 || c.dtype == Dtype::kBfloat16 || c.dtype == Dtype::kFloat16,
         "attention: dtype is ", static_cast<int>(c.dtype), ", which is no dtype");
   check_format("attention", c.kv);
+  variant_tables(c.variant, c.head_dim_qk);  // for its checks
   check_bounds(c);
   check(c.device.type == kCpu || c.device.type == kCuda, "attention: device is ",
         to_string(c.device), "; plait runs on cpu and cuda");

@@ -150,6 +150,15 @@ Variant variant_from(const plait_config& c) {
         ", but there is no window for them to be outside of; set window_left");
   Variant variant = c.causal ? causal() : full();
   if (c.window_left >= 0) variant = variant | sliding_window(c.window_left, c.sink_tokens);
+  if (c.custom_mask) variant = variant | custom_mask();
+  if (c.rms_norm_q_eps != 0) variant = variant | rms_norm_q(c.rms_norm_q_eps);
+  if (c.rms_norm_k_eps != 0) variant = variant | rms_norm_k(c.rms_norm_k_eps);
+  if (c.rope) {
+    variant =
+        variant | rope({c.rope_theta, c.rope_scale, c.rope_interleave != 0, c.rope_rotary_dim,
+                        c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_old_context_len});
+  }
+  if (c.alibi) variant = variant | alibi();
   if (c.soft_cap != 0) variant = variant | soft_cap(c.soft_cap);
   if (c.variant_source == nullptr) {
     check(c.variant_name == nullptr && c.variant_struct == nullptr && c.num_variant_params == 0,
@@ -335,6 +344,21 @@ void plan(plait_attention* a, const plait_batch* b, void* stream) {
     to.node_requests = views.ints("node_requests", from.node_requests, host,
                                   {views.last_of("node_indptr", from.node_indptr, nodes)});
   }
+  check(b->mask_bits != nullptr || b->num_mask_bytes == 0,
+        "plait_batch: mask_bits is NULL, but num_mask_bytes is ", b->num_mask_bytes);
+  // Of a batch without masked keys there may be no memory.
+  const bool masked = a->attention.config().variant.custom_mask() || b->mask_bits != nullptr;
+  const auto* bits =
+      b->mask_bits != nullptr ? b->mask_bits : reinterpret_cast<const uint8_t*>(kNothing);
+  if (masked) {
+    batch.mask.packed =
+        views.ints("mask_bits", bits, b->mask_on_device ? device : host, {b->num_mask_bytes});
+    batch.mask.packed.dtype_code = 1;
+  }
+  batch.mask.first_masked_key = views.ints("first_masked_key", b->first_masked_key, host, {n});
+  const int64_t tokens =
+      b->q_positions != nullptr ? views.last_of("qo_indptr", b->qo_indptr, n) : 0;
+  batch.q_positions = views.ints("q_positions", b->q_positions, host, {tokens});
   a->attention.plan(batch, stream);
 }
 
@@ -431,6 +455,11 @@ void plait_config_init(plait_config* config) {
   config->page_size = 1;
   config->num_levels = 1;
   config->window_left = -1;
+  const plait::RopeOptions rope;
+  config->rope_theta = rope.theta;
+  config->rope_scale = rope.scale;
+  config->rope_low_freq_factor = rope.low_freq_factor;
+  config->rope_high_freq_factor = rope.high_freq_factor;
 }
 void plait_kv_tables_init(plait_kv_tables* tables) { plait::init(tables); }
 void plait_batch_init(plait_batch* batch) {

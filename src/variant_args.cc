@@ -7,6 +7,7 @@
 
 #include "plait/error.h"
 #include "tensor_checks.h"
+#include "variants/rope.h"
 
 namespace plait {
 namespace {
@@ -29,6 +30,7 @@ std::string names_of(const Variant& variant) {
   std::string text;
   for (const VariantPart& part : variant.parts) {
     for (const VariantParam& param : part.params) {
+      if (param.kind == VariantParam::kTable) continue;
       text += (text.empty() ? "" : ", ") + param.name;
     }
   }
@@ -37,12 +39,13 @@ std::string names_of(const Variant& variant) {
 
 }  // namespace
 
-VariantSlots::VariantSlots(const Variant& variant) : variant_(variant) {
+VariantSlots::VariantSlots(const Variant& variant, int num_qo_heads, int head_dim_qk)
+    : variant_(variant), num_qo_heads_(num_qo_heads), head_dim_qk_(head_dim_qk) {
   for (const VariantPart& part : variant_.parts) {
     for (const VariantParam& param : part.params) {
       const Slot slot{param, &part};
       slots_.push_back(slot);
-      if (param.kind == VariantParam::kTensor) {
+      if (param.kind == VariantParam::kTensor || param.kind == VariantParam::kTable) {
         planned_.push_back(0);
         continue;
       }
@@ -68,6 +71,14 @@ unsigned long long VariantSlots::value_of(const Slot& slot, const VariantArg& ar
       check(arg.tensor.shape[i] <= 1 || arg.tensor.stride(i) == dense, where, " has stride ",
             arg.tensor.stride(i), " in dimension ", i, "; it must be contiguous, ", dense);
     }
+    const bool by_head = slot.param.size == VariantParam::kNumQoHeads;
+    const int wanted = by_head                                       ? num_qo_heads_
+                       : slot.param.size == VariantParam::kHeadDimQk ? head_dim_qk_
+                                                                     : 0;
+    int64_t size = 1;
+    for (int i = 0; i < arg.tensor.ndim; ++i) size *= arg.tensor.shape[i];
+    check(wanted == 0 || size == wanted, where, " has ", size, " elements; it must have ", wanted,
+          by_head ? " (num_qo_heads)" : " (head_dim_qk)");
     return reinterpret_cast<uintptr_t>(arg.tensor.bytes());
   }
   check(!arg.tensor.defined(), where, " must be a number; it is ", Shown{arg.tensor});
@@ -79,7 +90,9 @@ unsigned long long VariantSlots::value_of(const Slot& slot, const VariantArg& ar
   }
   check(std::isfinite(static_cast<float>(arg.number)), where, " is ", arg.number,
         ", which is no float32");
-  // The one built-in whose parameter may not be any number.
+  // Built-ins whose parameters may not be any number.
+  check(!slot.part->source.empty() || !part.starts_with("rms_norm") || arg.number > 0, where,
+        " is ", arg.number, "; it must be > 0");
   check(!slot.part->source.empty() || part != "soft_cap" ||
             static_cast<float>(arg.number) >= FLT_MIN,  // of a denormal the kernels' 1 / cap is inf
         where, " is ", arg.number, "; it must be > 0 and no denormal");
@@ -93,7 +106,8 @@ std::vector<unsigned long long> VariantSlots::with(const std::vector<VariantArg>
   for (const VariantArg& arg : args) {
     bool found = false;
     for (size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].param.name != arg.name) continue;
+      if (slots_[i].param.name != arg.name || slots_[i].param.kind == VariantParam::kTable)
+        continue;
       found = true;
       check(!given[i], "run: parameter '", arg.name, "' is given twice");
       given[i] = true;
@@ -110,6 +124,20 @@ std::vector<unsigned long long> VariantSlots::with(const std::vector<VariantArg>
           "' is a tensor and has no value; give it to run()");
   }
   return values;
+}
+
+std::vector<VariantTable> variant_tables(const Variant& variant, int head_dim_qk) {
+  std::vector<VariantTable> tables;
+  size_t slot = 0;
+  for (const VariantPart& part : variant.parts) {
+    for (const VariantParam& param : part.params) {
+      // rope's is the only one so far.
+      if (param.kind == VariantParam::kTable)
+        tables.push_back({slot, rope_turns(part.rope, head_dim_qk)});
+      ++slot;
+    }
+  }
+  return tables;
 }
 
 }  // namespace plait

@@ -6,6 +6,7 @@ its reference, whose answer could otherwise sit in reused memory. The tolerance 
 the same computation done plainly in the case's dtype, plus the rounding of one result.
 """
 
+import dataclasses
 import itertools
 import zlib
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import numpy as np
 import plait
 from plait import reference
 
-from variants import VARIANTS
+from variants import VARIANTS, Masked
 
 SENTINEL = 7.0
 EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half an ulp, relative
@@ -373,6 +374,36 @@ def share_prefixes(case, rng):
     return lengths, members, prefix_of
 
 
+def random_masks(requests, kind, rng):
+    """Masks [q_len, kv_len] with a row of nothing here and there, and the first key each covers."""
+    masks, first = [], []
+    for q_len, kv_len in requests:
+        begin = 0 if kind == "all" else int(rng.integers(max(0, kv_len - 70), kv_len + 1))
+        mask = rng.random((q_len, kv_len)) < rng.random((q_len, 1)) * 1.2 - 0.1
+        mask[:, :begin] = True
+        masks.append(mask)
+        first.append(begin)
+    return masks, first
+
+
+def mask_arguments(masks, first, index, device, rng):
+    """plan() arguments of the masks: bits or bools, on host or device, with indptr or without."""
+    covered = [mask[:, begin:] for mask, begin in zip(masks, first)]
+    if rng.random() < 0.5:
+        name, parts = "custom_mask", [mask.ravel() for mask in covered]
+        joined = np.concatenate([np.empty(0, bool), *parts])
+    else:
+        name = "packed_custom_mask"
+        parts = [np.packbits(mask.ravel(), bitorder="little") for mask in covered]
+        joined = np.concatenate([np.empty(0, np.uint8), *parts])
+    args = {name: device.put(joined) if rng.random() < 0.7 else joined}
+    if any(first):
+        args["first_masked_key"] = np.array(first, index)
+    if rng.random() < 0.5:
+        args["mask_indptr"] = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(index)
+    return args
+
+
 def build(case, device_name, kernel="auto", data=None, workspace=None):
     """data: (q [tokens, heads, d], k of each request, v of each request) as values; None: random."""
     device = device_of(device_name)
@@ -435,6 +466,10 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
             buffer.upload(device)
 
     variant = VARIANTS[case.variant] if isinstance(case.variant, str) else case.variant
+    if variant.mask:
+        masks, first = random_masks(requests, variant.mask, rng)
+        plan_args |= mask_arguments(masks, first, index, device, rng)
+        variant = dataclasses.replace(variant, functors=Masked(masks, variant.functors))
     dims = {"head_dim": d_qk} if d_qk == d_vo else {"head_dim_qk": d_qk, "head_dim_vo": d_vo}
     attention = plait.Attention(
         num_qo_heads=heads_qo, num_kv_heads=heads_kv, **dims, dtype=case.dtype,

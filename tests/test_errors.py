@@ -139,10 +139,18 @@ def test_bad_formats_and_variants():
     refused(lambda: plait.soft_cap(1.0) | plait.soft_cap(2.0), "soft_cap")
     shift = "struct A { PLAIT_HD static float logits_transform(const Params&, const LogitContext&, " \
             "float x) { return x + 1; } };"
-    refused(lambda: plait.soft_cap(1.0) | plait.custom("a", "A", shift), "logits_transform", "soft_cap")
-    refused(lambda: plait.causal() | plait.soft_cap(1.0) | plait.custom("a", "A", shift.replace(
+    refused(lambda: plait.custom("b", "A", shift) | plait.custom("a", "A", shift.replace(
         "logits_transform", "output_transform").replace("LogitContext", "OutputContext"),
         use_softmax=False), "softmax")
+    refused(lambda: plait.rope(theta=0), "theta", "0")
+    refused(lambda: plait.rope(theta="x"), "theta", "'x'")
+    refused(lambda: plait.rope(scale=-1), "scale", "-1")
+    refused(lambda: plait.rope(rotary_dim=12), "rotary_dim", "12", "8")
+    refused(lambda: plait.rope(rotary_dim=0), "rotary_dim", "0")
+    refused(lambda: plait.rope(low_freq_factor=5), "low_freq_factor", "5", "high_freq_factor", "4")
+    refused(lambda: plait.rope(old_context_len=0.5), "old_context_len", "0.5")
+    refused(lambda: plait.rms_norm(eps=0), "eps", "0")
+    refused(lambda: plait.alibi_slopes(0), "num_heads", "0")
     refused(lambda: plait.custom("a", "A", "struct A { int x; };"), "'a'", "logits_transform")
     refused(lambda: plait.custom("a", "B", shift), "struct B")
     refused(lambda: plait.custom("a", "A", shift.replace("logits_transform", "logit_transform")),

@@ -3,9 +3,8 @@
 Every case names its source thread. Streams and recipes: streams.py. tests/gpu runs the same functions
 on CUDA; those that need a GPU (large caches, graphs, spinning streams, two devices) are there.
 Not reached by the features so far, hence refused by name or absent:
-  C11 packed mask bits, C12 variable block sizes (BsrKv), C15 fp8 caches, C16 learned sinks: such
+  C12 variable block sizes (BsrKv), C15 fp8 caches, C16 learned sinks: such
   formats and variants do not exist yet. C15's dtypes are refused by name (test_errors.py).
-  C10's ALiBi is no built-in yet: it is given as a custom logits_transform.
   C33, C34, C35 (building kernels): tests/jit/; that they exist is checked in test_structure.py.
 """
 
@@ -23,7 +22,7 @@ from plait.reference import from_storage, to_storage
 import harness
 from harness import Buffer, Case, attend, compare, device_of, same_bits
 from streams import one_hot, residue_weights, std, uniform
-from variants import ALIBI, TENSOR, TestVariant, SoftCap
+from variants import SoftCap, TestVariant
 
 BF16, FP16 = "bfloat16", "float16"
 OUT = {BF16: (4e-3, 1.6e-2), FP16: (1e-3, 2e-3), "float32": (1e-5, 1e-5)}
@@ -306,9 +305,8 @@ def test_c10_alibi(device, kernel, heads):
     p = 1 << (heads.bit_length() - 1)
     slopes = [2 ** (-8 * (i + 1) / p) for i in range(p)]
     slopes += [2 ** (-4 * (i + 1) / p) for i in range(0, 2 * (heads - p), 2)]
-    variant = TestVariant(
-        lambda: plait.causal() | plait.custom("alibi", "Alibi", ALIBI, {"slopes": TENSOR}),
-        arguments=lambda h, d: {"slopes": np.array(slopes, np.float32)})
+    variant = TestVariant(lambda: plait.causal() | plait.alibi(),
+                          arguments=lambda h, d: {"slopes": plait.alibi_slopes(h)})
     out, lse, _ = attend(one_hot([(1, 16)], heads, heads, 64), device, kernel, format="csr_p16",
                          dtype=BF16, variant=variant)
     weight = np.exp(-np.array(slopes)[:, None] * (15 - np.arange(16)))
@@ -318,6 +316,55 @@ def test_c10_alibi(device, kernel, heads):
     near_lse("lse", lse[0], np.log(weight.sum(1)))
     if heads in C10_LSE:
         near_lse("lse", lse[0], C10_LSE[heads])
+
+
+C11_LENGTHS = [(3, 5), (1, 7), (2, 9)]
+
+
+def c11_attention(device, kernel, requests=3):
+    return plait.Attention(
+        num_qo_heads=2, num_kv_heads=2, head_dim=64, dtype=FP16, device=device, kernel=kernel,
+        variant=plait.custom_mask(),
+        bounds=plait.Bounds(requests=requests, query_tokens=16, keys=32))
+
+
+@pytest.mark.parametrize("form", ["bytes", "indptr", "bools"])
+def test_c11_mask_bits(device, kernel, form):
+    """flashinfer-ai/flashinfer#3176, #2201"""
+    dev = device_of(device)
+    q, k, v = one_hot(C11_LENGTHS, 2, 2, 64)
+    masks = [(np.arange(q_len)[:, None] + 2 * np.arange(kv_len) + r) % 3 != 0
+             for r, (q_len, kv_len) in enumerate(C11_LENGTHS)]
+    packed = np.array([0xb6, 0x6d, 0x6d, 0xdb, 0x6c, 0x03], np.uint8)
+    masks_given = {"bytes": {"packed_custom_mask": packed},
+                   "indptr": {"packed_custom_mask": packed, "mask_indptr": np.array([0, 2, 3, 6])},
+                   "bools": {"custom_mask": np.concatenate([m.ravel() for m in masks])}}[form]
+    attn = c11_attention(device, kernel)
+    attn.plan(qo_indptr=np.array([0, 3, 4, 6]), kv_indptr=np.array([0, 5, 12, 21]), **masks_given)
+    put = lambda x: dev.put(to_storage(x, FP16), FP16)
+    out, lse = attn.run(put(q), (put(np.concatenate(k)), put(np.concatenate(v))))
+    dev.synchronize()
+    out, lse = from_storage(dev.get(out, FP16), FP16), dev.get(lse)
+    counts = [row.sum() for mask in masks for row in mask]
+    assert counts == [3, 3, 4, 5, 6, 6]
+    want = np.zeros((6, 2, 64))
+    for i, row in enumerate(row for mask in masks for row in mask):
+        want[i, :, :len(row)] = row / row.sum()
+    near("out", out, want, FP16)
+    assert (out[want == 0] == 0).all()
+    near_lse("lse", lse, np.broadcast_to(np.log(counts)[:, None], lse.shape))
+
+
+@pytest.mark.parametrize("mask,sizes", [
+    ({"custom_mask": np.ones(150, bool)}, ("150", "200")),
+    ({"packed_custom_mask": np.ones(24, np.uint8)}, ("24", "25")),
+    ({"custom_mask": np.ones((20, 10), bool)}, ("[20, 10]", "[10, 20]"))],
+    ids=["10x15", "a byte short", "transposed"])
+def test_c11_refused(device, kernel, mask, sizes):
+    with pytest.raises(ValueError) as error:
+        c11_attention(device, kernel).plan(qo_indptr=np.array([0, 10]),
+                                           kv_indptr=np.array([0, 20]), **mask)
+    assert all(size in str(error.value) for size in sizes), str(error.value)
 
 
 # --- heads and sizes ------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ class TestVariant:
     functors: Functors = field(default_factory=Functors)
     visibility: dict = field(default_factory=dict)
     arguments: object = lambda num_qo_heads, head_dim: {}  # variant arguments of run()
-    custom: bool = False
+    custom: bool = False                          # compiled for the case, on the CPU too
+    mask: str = ""                                # "all": over all keys; "last": over some at the end
 
 
 class SoftCap(Functors):
@@ -49,16 +50,6 @@ class Sigmoid(Functors):
         return 1 / (1 + np.exp(-(logit.dtype.type(0.75) * logit + logit.dtype.type(-2.0))))
 
 
-# ALiBi: a bias of -slope * distance, with the slopes of the heads in a tensor.
-ALIBI = """
-struct Alibi {
-  PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float logit) {
-    return logit - p.slopes[c.qo_head] * static_cast<float>(c.q_pos - c.k_pos);
-  }
-};
-"""
-
-
 def slopes(num_qo_heads):
     return (0.5 ** (1 + 8 * np.arange(num_qo_heads) / num_qo_heads)).astype(np.float32)
 
@@ -85,23 +76,27 @@ class Stripes(Functors):
         return ((c.k_pos + c.qo_head + c.request) % 3 != 0) & (c.k_pos <= c.q_pos + 3)
 
 
-# RMS norm of every key row: the sum over a row.
-RMS_NORM = """
-struct RmsNorm {
-  template <class Row>
-  PLAIT_HD static void key_transform(const Params& p, const RowContext&, Row& row) {
-    const float square = row.sum([](int, float x) { return x * x; });
-    const float factor = exp2(-0.5f * log2(square / row.dim + p.epsilon));
-    row.map([=](int, float x) { return x * factor; });
-  }
-};
-"""
+def norm_weights(head_dim):
+    return {"q_norm_weight": (0.5 + np.arange(head_dim) % 5 / 4).astype(np.float32),
+            "k_norm_weight": (1.5 - np.arange(head_dim) % 3 / 2).astype(np.float32)}
 
 
 class RmsNorm(Functors):
-    def key_transform(self, x, request, position, head):
+    """q: whether Q is normed too. then: functors whose row transforms follow."""
+
+    def __init__(self, q=True, then=None):
+        self.q, self.then = q, then or Functors()
+
+    def norm(self, x, which):
         square = (x * x).mean(-1, keepdims=True)
-        return x / np.sqrt(square + x.dtype.type(1e-5))
+        weight = norm_weights(x.shape[-1])[f"{which}_norm_weight"].astype(x.dtype)
+        return x / np.sqrt(square + x.dtype.type(1e-5)) * weight
+
+    def query_transform(self, x, *at):
+        return self.then.query_transform(self.norm(x, "q") if self.q else x, *at)
+
+    def key_transform(self, x, *at):
+        return self.then.key_transform(self.norm(x, "k"), *at)
 
 
 # Keys scaled by their absolute position and kv head: wrong positions or heads are seen at once.
@@ -123,7 +118,7 @@ class PositionScale(Functors):
         return np.where(even, x * factor[..., None].astype(x.dtype), x)
 
 
-# RoPE on queries and keys, half-split pairing; cos and sin in tables [max position, dim / 2].
+# RoPE as a user may write it: cos and sin in tables [max position, dim / 2].
 def rope_source(name, pairs):
     return f"""
 struct {name} {{
@@ -161,22 +156,45 @@ def rope_tables(head_dim):
 
 
 class Rope(Functors):
-    def __init__(self, adjacent):
-        self.adjacent = adjacent
+    """The definition, with angles in float64. llama: (scale, low, high, old context)."""
+
+    def __init__(self, adjacent, theta=1e4, rotary_dim=None, llama=None):
+        self.adjacent, self.theta, self.rotary_dim, self.llama = adjacent, theta, rotary_dim, llama
+
+    def frequencies(self, dim):
+        frequency = self.theta ** (-2 * np.arange(dim // 2) / dim)
+        if self.llama:
+            scale, low, high, old = self.llama
+            wavelength = 2 * np.pi / frequency
+            smooth = np.clip((old / wavelength - low) / (high - low), 0, 1)
+            frequency = smooth * frequency + (1 - smooth) * frequency / scale
+        return frequency
 
     def key_transform(self, x, request, position, head):
-        tables = rope_tables(x.shape[-1])
-        position = np.maximum(position, 0)
-        c, s = (tables[n][position][:, None].astype(x.dtype) for n in ("cosines", "sines"))
-        half = x.shape[-1] // 2
-        first = slice(0, None, 2) if self.adjacent else slice(0, half)
-        second = slice(1, None, 2) if self.adjacent else slice(half, None)
-        out = np.empty_like(x)
+        dim = self.rotary_dim or x.shape[-1]
+        angle = position[:, None, None] * self.frequencies(dim)
+        c, s = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+        first = slice(0, dim, 2) if self.adjacent else slice(0, dim // 2)
+        second = slice(1, dim, 2) if self.adjacent else slice(dim // 2, dim)
+        out = x.copy()
         out[..., first] = x[..., first] * c - x[..., second] * s
         out[..., second] = x[..., first] * s + x[..., second] * c
         return out
 
     query_transform = key_transform
+
+
+class Masked(Functors):
+    """Custom masks [q_len, kv_len] of each request, over other functors."""
+
+    def __init__(self, masks, over):
+        self.masks, self.over, self.use_softmax = masks, over, over.use_softmax
+        for name in ("query_transform", "key_transform", "value_transform", "logits_transform",
+                     "output_transform"):
+            setattr(self, name, getattr(over, name))
+
+    def logits_mask(self, c):
+        return self.masks[c.request][:, None, :] & self.over.logits_mask(c)
 
 
 # Values by position and head; queries by position and head; results by dimension.
@@ -279,17 +297,14 @@ def _custom(name, struct, source, params=None, use_softmax=True):
     return lambda: plait.custom(name, struct, source, params or {}, use_softmax)
 
 
-_alibi = _custom("alibi", "Alibi", ALIBI, {"slopes": TENSOR})
-_rms = _custom("rms_norm", "RmsNorm", RMS_NORM, {"epsilon": 1e-5})
 _position = _custom("position_scale", "PositionScale", POSITION_SCALE)
 _value = _custom("value_scale", "ValueScale", VALUE_SCALE)
 _stripes = _custom("stripes", "Stripes", STRIPES, {"period": 3})
 _everything = _custom("everything", "Everything", EVERYTHING, {"gain": 0.5})
 _sigmoid = _custom("flash_sigmoid", "FlashSigmoid", SIGMOID, {"scale": 0.75, "bias": -2.0}, False)
 _output = _custom("output_gain", "OutputGain", OUTPUT, {"gains": TENSOR, "shift": 0.25})
-_rope = {pairs: _custom(f"rope_{pairs}", name, rope_source(name, f"map_{pairs}_pairs"),
-                        {"cosines": TENSOR, "sines": TENSOR})
-         for pairs, name in (("half", "RopeHalf"), ("adjacent", "RopeAdjacent"))}
+_tables = _custom("rope_tables", "RopeTables", rope_source("RopeTables", "map_adjacent_pairs"),
+                  {"cosines": TENSOR, "sines": TENSOR})
 
 
 def _slopes(name):
@@ -311,15 +326,28 @@ VARIANTS = {
     "causal_soft_cap": TestVariant(lambda: plait.causal() | plait.soft_cap(5.0), SoftCap(5.0), CAUSAL),
     "sigmoid": TestVariant(lambda: plait.causal() | _sigmoid(), Sigmoid(), CAUSAL, custom=True),
     "sigmoid_full": TestVariant(_sigmoid, Sigmoid(), custom=True),
-    "alibi": TestVariant(lambda: plait.causal() | _alibi(), Alibi(), CAUSAL, _slopes("slopes"),
-                         custom=True),
+    "alibi": TestVariant(lambda: plait.causal() | plait.alibi(), Alibi(), CAUSAL, _slopes("slopes")),
     "stripes": TestVariant(_stripes, Stripes(), custom=True),
-    "rms_norm": TestVariant(lambda: plait.causal() | _rms(), RmsNorm(), CAUSAL, custom=True),
+    "rms_norm_rope": TestVariant(
+        lambda: plait.causal() | plait.rms_norm(eps=1e-5) | plait.rope(theta=5e5),
+        RmsNorm(then=Rope(False, 5e5)), CAUSAL, lambda h, d: norm_weights(d), custom=True),
     "position_scale": TestVariant(_position, PositionScale(), custom=True),
-    "rope_half": TestVariant(lambda: plait.causal() | _rope["half"](), Rope(False), CAUSAL,
-                             lambda h, d: rope_tables(d), custom=True),
-    "rope_adjacent": TestVariant(lambda: plait.causal() | _rope["adjacent"](), Rope(True), CAUSAL,
-                                 lambda h, d: rope_tables(d), custom=True),
+    "rope": TestVariant(lambda: plait.causal() | plait.rope(), Rope(False), CAUSAL, custom=True),
+    "rope_partial": TestVariant(
+        lambda: plait.rope(rotary_dim=24, scale=8.0, old_context_len=64),
+        Rope(False, rotary_dim=24, llama=(8, 1, 4, 64)), custom=True),
+    "rope_interleaved": TestVariant(
+        lambda: plait.causal() | plait.rope(interleave=True, rotary_dim=32),
+        Rope(True, rotary_dim=32), CAUSAL, custom=True),
+    "rope_tables": TestVariant(lambda: plait.causal() | _tables(), Rope(True), CAUSAL,
+                               lambda h, d: rope_tables(d), custom=True),
+    "mask": TestVariant(lambda: plait.custom_mask(), mask="all"),
+    "mask_last": TestVariant(lambda: plait.causal() | plait.custom_mask(), visibility=CAUSAL,
+                             mask="last"),
+    "mask_with_all": TestVariant(
+        lambda: (plait.causal() | plait.sliding_window(40, sink_tokens=3) | plait.custom_mask()
+                 | plait.soft_cap(5.0)),
+        SoftCap(5.0), CAUSAL | {"window_left": 40, "sink_tokens": 3}, custom=True, mask="last"),
     "value_scale": TestVariant(lambda: plait.causal() | _value(), ValueScale(), CAUSAL, custom=True),
     "output_gain": TestVariant(_output, OutputGain(), {}, _slopes("gains"), custom=True),
     "everything": TestVariant(lambda: plait.causal() | _everything(), Everything(), CAUSAL,

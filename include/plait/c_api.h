@@ -74,6 +74,14 @@ typedef struct plait_config {
   int32_t causal;
   int32_t window_left;                     /* -1: no window (default) */
   int32_t sink_tokens;
+  int32_t custom_mask;                     /* every plan brings mask bits; default 0 */
+  /* What is done to rows and logits, in this order; plait/variant.h says what each means. */
+  float rms_norm_q_eps, rms_norm_k_eps;    /* > 0: on, run takes q_norm_weight, k_norm_weight */
+  int32_t rope;                            /* default 0; with the fields below where it is 1 */
+  int32_t rope_interleave, rope_rotary_dim, rope_old_context_len; /* default 0 */
+  double rope_theta, rope_scale;           /* default 10000, 1 */
+  double rope_low_freq_factor, rope_high_freq_factor; /* default 1, 4 */
+  int32_t alibi;                           /* run takes slopes; default 0 */
   float soft_cap;                          /* 0: none (default) */
   /* A variant of the caller's own: C++ text; see kernels/host_device/variant.h. Default: none. */
   const char *variant_name, *variant_struct, *variant_source;
@@ -143,6 +151,13 @@ typedef struct plait_batch {
   plait_kv_tables kv;               /* of a format with one level */
   const plait_level* levels;        /* [num_levels] of a composed format */
   int32_t num_levels;
+  /* Of a config with custom_mask: MaskTables in plait/kv_format.h. Bits of q_len rows of kv_len -
+   * first_masked_key keys a request, each request in a new byte, one after the other. */
+  const uint8_t* mask_bits;         /* [num_mask_bytes] host, or device where mask_on_device */
+  int64_t num_mask_bytes;
+  int32_t mask_on_device;
+  const int32_t* first_masked_key;  /* [num_requests] host; NULL: 0 */
+  const int32_t* q_positions;       /* [query tokens] host; NULL: the last query at the last key */
 } plait_batch;
 void plait_batch_init(plait_batch* batch);
 

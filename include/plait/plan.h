@@ -13,6 +13,7 @@ struct BsrView {
   std::vector<RowBlock> row_blocks;      // level after level
   std::vector<int> token_request, token_position;  // [tokens], by row of q
   std::vector<int> row_map;              // block token -> row of q; empty: identity
+  std::vector<int> request_mask_begin;   // first key that custom mask bits cover; empty: no mask
   int num_levels = 1;
   int num_requests = 0;
 };

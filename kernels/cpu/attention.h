@@ -7,6 +7,7 @@
 #include "cpu/matmul.h"
 #include "host_device/convert.h"
 #include "host_device/kv_address.h"
+#include "host_device/mask_bits.h"
 #include "host_device/row.h"
 #include "host_device/softmax_state.h"
 #include "host_device/variant.h"
@@ -244,6 +245,14 @@ struct Attention {
       const Visibility v = params.visible;
       for (int k = 0; k < num_keys; ++k) {
         logits[k] = visible(v, q_pos, tile.position[k]) ? logits[k] : kHidden;
+      }
+    }
+    if constexpr (Traits::kCustomMask) {
+      if (tile.visibility != TileVisibility::kFull) {
+        const TokenMask& mask = plan.token_mask[row_token[r]];
+        for (int k = 0; k < num_keys; ++k) {
+          logits[k] = mask_bit(plan.mask_words, mask, tile.position[k]) ? logits[k] : kHidden;
+        }
       }
     }
     if constexpr (Traits::kHasLogitsMask) {

@@ -85,6 +85,16 @@ PLAIT_HD float reciprocal(float x) {
 #endif
 }
 
+PLAIT_HD float reciprocal_sqrt(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1.0f / __builtin_sqrtf(x);
+#endif
+}
+
 // tanh to a few float32 roundings, relative to the result. (tanh.approx is off by 2^-11: times a
 // soft cap of 50 that is 2 % of a weight.)
 PLAIT_HD float tanh(float x) {

@@ -6,9 +6,12 @@
 //   row.map_half_pairs(f)                f(i, x[i], x[i + dim / 2]) by reference, i < dim / 2
 //   row.map_adjacent_pairs(f)            f(i, x[2 i], x[2 i + 1]) by reference, i < dim / 2
 //   row.sum(f)                           sum over i of f(i, x[i]), the same on every lane
-// Storage has get(i) -> float and set(i, float).
+//   row.rotate<kPairing, kNum>(p, turns) the first kNum elements' pairs turned by p * turns(i), in
+//                                        2^-64 turns (rotation.h); kNum 0: the whole row
+// Storage has get(i) -> float and set(i, float). Kernels with rows in registers have an accessor of
+// their own with the same members (tile/register_row.cuh).
 #pragma once
-#include "host_device/base.h"
+#include "host_device/rotation.h"
 
 namespace plait {
 
@@ -44,6 +47,18 @@ struct Row {
     }
 #endif
     return total;
+  }
+
+  template <Pairing kPairing, int kNum, class F>
+  PLAIT_HD void rotate(int position, F turns) {
+    constexpr int kPairs = (kNum == 0 ? kDim : kNum) / 2;
+    for (int i = lane; i < kPairs; i += kNumLanes) {
+      const CosSin r = cos_sin(turn_at(turns(i), position));
+      constexpr bool kHalf = kPairing == Pairing::kHalf;
+      map_pair(i, kHalf ? i : 2 * i, kHalf ? i + kPairs : 2 * i + 1,
+               [&](int, float& x, float& y) { rotate_pair(r, x, y); });
+    }
+    sync();
   }
 
  private:

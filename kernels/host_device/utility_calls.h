@@ -1,5 +1,5 @@
-// Arguments of the small kernels beside attention (upload.cuh, merge_states.cuh, append_kv.cuh,
-// read_all.cuh), filled in by the CUDA backend.
+// Arguments of the small kernels beside attention (upload.cuh, pack_mask.cuh, merge_states.cuh,
+// append_kv.cuh, read_all.cuh), filled in by the CUDA backend.
 #pragma once
 #include "host_device/config.h"
 
@@ -12,6 +12,15 @@ struct UploadCall {
   int head_units, body_units;
   unsigned* arrived;  // counters to zero
   i64 num_arrived;
+};
+
+// kernels/pack_mask.cuh: a caller's mask on the device -> words of the plan.
+struct PackMaskCall {
+  const unsigned char* from;  // bits or bools
+  const TokenMask* tokens;    // [num_tokens]
+  const i64* token_source;    // [num_tokens]: first bit or bool of the token's row
+  unsigned* words;
+  int num_tokens, bools;
 };
 
 // kernels/merge_states.cuh: see merge_states in plait/attention.h.

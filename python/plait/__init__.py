@@ -10,7 +10,19 @@ from plait.formats import ComposedKv, Level, PagedKv, RaggedKv
 from plait.operations import append_kv, merge_state, merge_states
 from plait.plan import Plan, make_plan
 from plait.tensors import Tensor
-from plait.variants import Variant, causal, custom, full, sliding_window, soft_cap
+from plait.variants import (
+    Variant,
+    alibi,
+    alibi_slopes,
+    causal,
+    custom,
+    custom_mask,
+    full,
+    rms_norm,
+    rope,
+    sliding_window,
+    soft_cap,
+)
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,13 +37,18 @@ __all__ = [
     "Tensor",
     "Variant",
     "Workspace",
+    "alibi",
+    "alibi_slopes",
     "append_kv",
     "causal",
     "custom",
+    "custom_mask",
     "full",
     "make_plan",
     "merge_state",
     "merge_states",
+    "rms_norm",
+    "rope",
     "sliding_window",
     "soft_cap",
     "workspace_bytes",

@@ -238,6 +238,11 @@ class Attention:
         kv_indptr=None,
         kv_begin=None,
         levels=None,
+        custom_mask=None,
+        packed_custom_mask=None,
+        mask_indptr=None,
+        first_masked_key=None,
+        q_positions=None,
         stream=None,
     ) -> Plan:
         """Plans one step; run() then executes it any number of times. Never waits for the device.
@@ -245,6 +250,16 @@ class Attention:
         All are int32 or int64 and 1-D, block_table 2-D. Lengths and indptrs lie on the host; page
         tables lie on host or device. Host arrays are copied; device arrays are kept and must stay
         unchanged until the runs are done. Which tables a format takes: RaggedKv, PagedKv, Level.
+
+        Variant custom_mask() takes one of packed_custom_mask, uint8 bits (little-endian; each request
+        begins in a new byte), and custom_mask, bools; on host or device, read once, 1-D: of request
+        i q_len rows of kv_len - first_masked_key[i] keys each, one request after the other, or
+        beginning at mask_indptr [n + 1] (bytes or bools). A query sees all keys before
+        first_masked_key [n] (default 0). Of one request custom_mask may be [q_len, masked keys].
+
+        q_positions [query tokens]: the absolute position of each query, as of drafts in a tree;
+        without it the last query is at the last key. Causal, window, ALiBi and RoPE of Q follow it;
+        keys are where their list has them.
         Returns a copy of the plan. Raises ValueError naming array, place and value; the plan before
         then stays.
         """
@@ -258,13 +273,21 @@ class Attention:
             kv_indptr=kv_indptr,
             kv_begin=kv_begin,
         )
-        self._plan(qo_indptr, tables, level_tuples(levels), stream)
+        queries = given(
+            custom_mask=custom_mask,
+            packed_custom_mask=packed_custom_mask,
+            mask_indptr=mask_indptr,
+            first_masked_key=first_masked_key,
+            q_positions=q_positions,
+        )
+        self._plan(qo_indptr, tables, level_tuples(levels), stream, queries)
         return Plan(self._impl.current_plan())
 
-    def _plan(self, qo_indptr, tables, levels, stream=None):
+    def _plan(self, qo_indptr, tables, levels, stream=None, queries=None):
         """plan() without the copy that it returns."""
-        self._impl.plan(qo_indptr, tables, levels, stream)
-        self._tables = (tables, levels)  # device tables are borrowed until the next plan
+        queries = queries or {}
+        self._impl.plan(qo_indptr, tables, levels, queries, stream)
+        self._tables = (tables, levels, queries)  # device tables are borrowed until the next plan
 
     def run(
         self,

@@ -13,6 +13,7 @@
 #include "cpu/thread_pool.h"
 #include "host_device/convert.h"
 #include "plait/error.h"
+#include "variant_args.h"
 
 namespace plait {
 namespace cpu {
@@ -36,7 +37,8 @@ class CpuExecutor : public Executor {
         pool_(&thread_pool()),
         target_(plan_target(config, pool_->num_threads())),
         layout_(workspace_layout(target_.max_partial_rows, config.head_dim_vo)),
-        kernel_(find_kernel(config, instruction_set)) {}
+        kernel_(find_kernel(config, instruction_set)),
+        variant_tables_(variant_tables(config.variant, config.head_dim_qk)) {}
 
   const PlanTarget& target() const override { return target_; }
   std::string kernel_name() const override { return kernel_.name; }
@@ -69,6 +71,12 @@ class CpuExecutor : public Executor {
     next.view.token_merge_indptr =
         p.token_merge_indptr.empty() ? nullptr : p.token_merge_indptr.data();
     next.view.merge_sources = p.merge_sources.data();
+    if (!view.mask.tokens.empty()) {  // a mask on the CPU is a host mask
+      next.token_mask = view.mask.tokens;
+      next.mask_words = view.mask.words;
+      next.view.token_mask = next.token_mask.data();
+      next.view.mask_words = next.mask_words.data();
+    }
     list_tasks(next);
     current_ = 1 - current_;
   }
@@ -82,11 +90,14 @@ class CpuExecutor : public Executor {
     params.partial_out = reinterpret_cast<float*>(base);
     params.partial_lse = reinterpret_cast<float*>(base + layout_.partial_lse);
     params.arrived = nullptr;
+    std::vector<unsigned long long> slots(variant_slots.begin(), variant_slots.end());
+    for (const VariantTable& table : variant_tables_) {
+      slots[table.slot] = reinterpret_cast<std::uintptr_t>(table.values.data());
+    }
     // A variant without parameters has no slots, yet kernels bind a reference to them.
-    static constexpr unsigned long long kNoSlots = 0;
-    const unsigned long long* slots = variant_slots.empty() ? &kNoSlots : variant_slots.data();
-    run_tasks(Phase::kAttend, uploaded.items, uploaded.work_us, params, slots);
-    run_tasks(Phase::kMerge, uploaded.merges, uploaded.work_us, params, slots);
+    if (slots.empty()) slots.push_back(0);
+    run_tasks(Phase::kAttend, uploaded.items, uploaded.work_us, params, slots.data());
+    run_tasks(Phase::kMerge, uploaded.merges, uploaded.work_us, params, slots.data());
     clear_padding(params, uploaded.plan.num_tokens);
   }
 
@@ -96,7 +107,9 @@ class CpuExecutor : public Executor {
   struct Uploaded {
     Plan plan;
     std::vector<std::vector<int>> tables;  // by level
-    PlanView view{};                       // into the two above
+    std::vector<TokenMask> token_mask;
+    std::vector<unsigned> mask_words;
+    PlanView view{};  // into those above
     std::vector<Task> items, merges;
     float work_us = 0;  // modelled
   };
@@ -171,6 +184,7 @@ class CpuExecutor : public Executor {
   PlanTarget target_;
   WorkspaceLayout layout_;
   Kernel kernel_;
+  const std::vector<VariantTable> variant_tables_;
   std::vector<AlignedFloats> scratch_{static_cast<std::size_t>(pool_->num_threads())};
 
   Uploaded uploaded_[2];

@@ -14,9 +14,10 @@ constexpr const char* kEntry = "plait_cpu_attention";
 std::optional<BuiltinVariant> builtin_variant(const Variant& variant) {
   if (variant.parts.empty()) return BuiltinVariant::kStandard;
   const VariantPart& part = variant.parts[0];
-  if (variant.parts.size() == 1 && part.source.empty() && part.struct_name == "SoftCap") {
-    return BuiltinVariant::kSoftCap;
-  }
+  if (variant.parts.size() > 1 || !part.source.empty()) return std::nullopt;
+  if (part.name == "soft_cap") return BuiltinVariant::kSoftCap;
+  if (part.name == "alibi") return BuiltinVariant::kAlibi;
+  if (part.name == "custom_mask") return BuiltinVariant::kCustomMask;
   return std::nullopt;
 }
 

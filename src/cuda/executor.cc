@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "cuda/cost_model.h"
 #include "cuda/device.h"
@@ -15,6 +17,7 @@
 #include "host_device/utility_calls.h"
 #include "plait/error.h"
 #include "sm90/params.h"
+#include "variant_args.h"
 
 namespace plait {
 namespace {
@@ -70,6 +73,8 @@ class CudaExecutor : public Executor {
     // Loaded here rather than at its first use: that may be inside a graph capture.
     device_.utility("append_kv", "AppendKvCall");
     device_.utility("merge_states", "MergeStatesCall", config.dtype);
+    if (config.variant.custom_mask()) pack_mask_ = device_.utility("pack_mask", "PackMaskCall");
+    make_variant_tables();
     head_ = DeviceBuffer(device_, cuda::head_bytes());
     arrived_ = DeviceBuffer(device_, sizeof(unsigned) * config.bounds.query_tokens *
                                          static_cast<std::size_t>(config.num_kv_heads));
@@ -105,11 +110,14 @@ class CudaExecutor : public Executor {
       // Runs under way may read the old body: it lives on. Doubling bounds what that costs.
       bodies_.emplace_back(device_, std::max(body_bytes, 2 * bodies_.back().bytes()));
     }
+    unsigned* const packed_mask =
+        view.mask.source != nullptr ? packed_mask_for(view.mask) : nullptr;
     const std::size_t bytes = cuda::head_bytes() + body_bytes;
     cuda::StagingRing::Buffer* image = staging_.acquire(bytes);
     try {
-      cuda::write_image(plan, view, static_cast<char*>(bodies_.back().data()),
-                        static_cast<char*>(image->data));
+      const cuda::MaskArrays mask =
+          cuda::write_image(plan, view, packed_mask, static_cast<char*>(bodies_.back().data()),
+                            static_cast<char*>(image->data));
       UploadCall call{};
       call.from = image->data;
       call.head = head_.data();
@@ -124,6 +132,13 @@ class CudaExecutor : public Executor {
       const std::size_t work = std::max(bytes, static_cast<std::size_t>(call.num_arrived) * 4);
       upload_->launch(std::clamp<unsigned>((work + kBytesOfCta - 1) / kBytesOfCta, 1, 64), stream,
                       &call);
+      if (packed_mask != nullptr) {
+        const PackMaskCall pack{view.mask.source, mask.tokens,     mask.token_source,
+                                packed_mask,      plan.num_tokens, view.mask.source_is_bools};
+        constexpr int kTokensOfCta = jit::kUtilityThreads / 32;
+        const unsigned ctas = (plan.num_tokens + kTokensOfCta - 1) / kTokensOfCta;
+        pack_mask_->launch(std::clamp<unsigned>(ctas, 1, 1024), stream, &pack);
+      }
     } catch (...) {
       staging_.release_unused(image);
       throw;
@@ -155,7 +170,11 @@ class CudaExecutor : public Executor {
       append(&maps, sizeof maps);
     }
     append(&params, sizeof params);
+    char* const slots = argument + bytes;
     append(variant_slots.data(), variant_slots.size_bytes());
+    for (const auto& [slot, address] : variant_tables_) {
+      std::memcpy(slots + slot * sizeof address, &address, sizeof address);
+    }
     kernel_->launch(static_cast<unsigned>(target_.num_ctas), stream, argument);
   }
 
@@ -164,6 +183,32 @@ class CudaExecutor : public Executor {
 
   WorkspaceLayout layout() const {
     return workspace_layout(target_.max_partial_rows, config_.head_dim_vo);
+  }
+
+  void make_variant_tables() {
+    const std::vector<VariantTable> tables =
+        plait::variant_tables(config_.variant, config_.head_dim_qk);
+    for (const VariantTable& table : tables) {
+      const std::size_t bytes = table.values.size() * sizeof table.values[0];
+      table_memory_.emplace_back(device_, bytes);
+      void* const data = table_memory_.back().data();
+      const cuda::OutsideCaptures outside;
+      cuda::check_cuda(
+          driver().MemcpyHtoD(reinterpret_cast<cuda::DevicePtr>(data), table.values.data(), bytes),
+          "copying a variant's table");
+      variant_tables_.emplace_back(table.slot, data);
+    }
+  }
+
+  // Memory for the words of a mask that lies on the device.
+  unsigned* packed_mask_for(const MaskView& mask) {
+    const std::size_t bytes = sizeof(unsigned) * mask.num_words;
+    if (packed_masks_.empty() || bytes > packed_masks_.back().bytes()) {
+      // As with bodies: runs under way may read the old one.
+      const std::size_t before = packed_masks_.empty() ? 4096 : packed_masks_.back().bytes();
+      packed_masks_.emplace_back(device_, std::max(bytes, 2 * before));
+    }
+    return static_cast<unsigned*>(packed_masks_.back().data());
   }
 
   Sm90Maps sm90_maps(const Params& p) {
@@ -208,10 +253,13 @@ class CudaExecutor : public Executor {
   GpuDevice& device_;
   const KernelConfig kernel_config_;
   const PlanTarget target_;
-  std::shared_ptr<const cuda::Kernel> kernel_, upload_;
+  std::shared_ptr<const cuda::Kernel> kernel_, upload_, pack_mask_;
   DeviceBuffer head_;                 // PlanView: its address is what captured graphs know
   std::vector<DeviceBuffer> bodies_;  // the last one is in use
   DeviceBuffer arrived_;
+  std::vector<DeviceBuffer> packed_masks_;  // the last one is in use
+  std::vector<DeviceBuffer> table_memory_;
+  std::vector<std::pair<std::size_t, const void*>> variant_tables_;  // slot, address
   cuda::StagingRing staging_;
   cuda::TensorMapCache tensor_maps_;
 };

@@ -90,7 +90,12 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
           config.head_dim_qk, " and ", config.head_dim_vo, " in ", to_string(config.dtype),
           "; 'auto' and 'plain' run it");
   }
-  if (arch != "90a" || !takes) return plain;
+  if (config.kernel == "sm90a") {
+    check(!config.variant.custom_mask(),
+          "kernel 'sm90a' takes no custom_mask() yet; 'auto' and "
+          "'plain' run it");
+  }
+  if (arch != "90a" || !takes || config.variant.custom_mask()) return plain;
   // Boxes of a page are whole periods of the swizzle: 8 rows.
   const Loader loader = ragged                         ? Loader::kAffine
                         : config.kv.page_size % 8 == 0 ? Loader::kPaged

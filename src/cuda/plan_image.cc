@@ -34,7 +34,8 @@ class Body {
   std::size_t bytes_ = 0;
 };
 
-PlanView put_all(const Plan& plan, const FormatView& view, Body& body) {
+PlanView put_all(const Plan& plan, const FormatView& view, const unsigned* packed_mask, Body& body,
+                 MaskArrays& mask_arrays) {
   PlanView out{};
   out.num_ctas = plan.num_ctas;
   out.num_tokens = plan.num_tokens;
@@ -46,6 +47,10 @@ PlanView put_all(const Plan& plan, const FormatView& view, Body& body) {
   out.row_map = body.put(plan.row_map);
   out.token_merge_indptr = body.put(plan.token_merge_indptr);
   out.merge_sources = body.put(plan.merge_sources);
+  const MaskView& mask = view.mask;
+  out.token_mask = body.put(mask.tokens);
+  out.mask_words = mask.source == nullptr ? body.put(mask.words) : packed_mask;
+  if (mask.source != nullptr) mask_arrays = {out.token_mask, body.put(mask.token_source)};
   for (std::size_t level = 0; level < view.tables.size(); ++level) {
     const LevelTable& table = view.tables[level];
     if (table.affine) continue;  // BlockTable{}: no blocks
@@ -62,16 +67,20 @@ PlanView put_all(const Plan& plan, const FormatView& view, Body& body) {
 
 std::size_t body_bytes(const Plan& plan, const FormatView& view) {
   Body body(nullptr, nullptr);
-  put_all(plan, view, body);
+  MaskArrays mask;
+  put_all(plan, view, nullptr, body, mask);
   return body.bytes();
 }
 
-void write_image(const Plan& plan, const FormatView& view, char* device_body, char* image) {
+MaskArrays write_image(const Plan& plan, const FormatView& view, const unsigned* packed_mask,
+                       char* device_body, char* image) {
   check(view.tables.size() <= static_cast<std::size_t>(kMaxLevels), "plan: ", view.tables.size(),
         " levels, ", kMaxLevels, " are taken");
   Body body(device_body, image + head_bytes());
-  const PlanView head = put_all(plan, view, body);
+  MaskArrays mask;
+  const PlanView head = put_all(plan, view, packed_mask, body, mask);
   std::memcpy(image, &head, sizeof head);
+  return mask;
 }
 
 std::size_t usual_body_bytes(const AttentionConfig& config, const PlanTarget& target) {

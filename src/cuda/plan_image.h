@@ -15,8 +15,15 @@ constexpr std::size_t head_bytes() {
 }
 // Bytes of the body; a multiple of kUnitBytes.
 std::size_t body_bytes(const Plan& plan, const FormatView& view);
+// Where kernels/pack_mask.cuh finds its arrays in the body; null without a mask on the device.
+struct MaskArrays {
+  const TokenMask* tokens = nullptr;
+  const i64* token_source = nullptr;
+};
 // Writes head and body, one after the other, for a body that will lie at `device_body`.
-void write_image(const Plan& plan, const FormatView& view, char* device_body, char* image);
+// `packed_mask`: where the words of a mask on the device will be.
+MaskArrays write_image(const Plan& plan, const FormatView& view, const unsigned* packed_mask,
+                       char* device_body, char* image);
 
 // Bytes that a body within `bounds` hardly ever exceeds: reserved ahead; beyond it memory grows.
 std::size_t usual_body_bytes(const AttentionConfig& config, const PlanTarget& target);

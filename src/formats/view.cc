@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "formats/key_lists.h"
+#include "formats/mask.h"
 
 namespace plait {
 namespace {
@@ -360,6 +361,8 @@ void make_view(const KvFormat& format, const Bounds& bounds, const Batch& batch,
     builder.finish_levels();
   }
   builder.fill_tokens();
+  take_positions(batch.q_positions, device, out.view.token_position);
+  take_mask(batch.mask, qo_indptr, device, out);
 }
 
 }  // namespace plait

@@ -16,9 +16,21 @@ struct LevelTable {
   BlockTable device_table;  // on_device: the caller's arrays (list_begin may be host-known: null)
 };
 
+// The custom mask of a batch. Host masks become words at once; those on the device are left to
+// kernels/pack_mask.cuh, which wants to know where each token's row begins.
+struct MaskView {
+  std::vector<TokenMask> tokens;  // by row of q; empty: no mask
+  long long num_words = 0;
+  std::vector<unsigned> words;            // of a host mask
+  const unsigned char* source = nullptr;  // of a device mask
+  bool source_is_bools = false;
+  std::vector<long long> token_source;  // first bit (bool) of the token's row
+};
+
 struct FormatView {
   BsrView view;
-  std::vector<LevelTable> tables;       // one a level
+  MaskView mask;
+  std::vector<LevelTable> tables;  // one a level
   // The largest block (affine: row of K and V) that host tables name, for the check in run();
   // -1: none known. `max_block_place` names it for the error: "kv_page_indices[17]".
   long long max_block = -1;

@@ -42,7 +42,7 @@ int count_lines(const std::string& text) {
 std::string field(const VariantParam& p) {
   const char* type = p.kind == VariantParam::kFloat ? "float"
                      : p.kind == VariantParam::kInt ? "int"
-                                                    : "const float*";
+                                                    : "const float*";  // no kTable: built-ins only
   return concat("alignas(8) ", type, " ", p.name, ";");
 }
 
@@ -106,32 +106,40 @@ void add_part(const VariantPart& part, std::string& text) {
   text += "}\n";
 }
 
-// One struct that hands each functor to the part that defines it.
-std::string combination(const std::vector<VariantPart>& parts) {
+// One struct that hands each functor to the parts that define it, one after the other.
+std::string combination(const Variant& variant) {
+  const std::vector<VariantPart>& parts = variant.parts;
   std::string text = "struct Variant {\n  struct Params {\n";
   for (size_t i = 0; i < parts.size(); ++i) {  // an empty struct would take a slot
     if (!parts[i].params.empty()) text += concat("    ", part_params(parts[i]), " part", i, ";\n");
   }
   text += "  };\n";
   for (const FunctorForm& form : kForms) {
-    std::string calls;
+    // What is changed: a row in place; a logit or a value, call within call; nothing by a mask.
+    const std::string argument = form.argument;
+    std::string changed = argument.substr(argument.rfind(' ') + 1);
+    std::string masks, statements;
     for (size_t i = 0; i < parts.size(); ++i) {
       const std::vector<std::string> functors = functors_of(parts[i]);
       if (std::find(functors.begin(), functors.end(), form.name) == functors.end()) continue;
       const std::string params =
           parts[i].params.empty() ? part_params(parts[i]) + "{}" : concat("p.part", i);
-      const std::string argument = form.argument;
-      calls += concat(calls.empty() ? "" : " && ", part_type(parts[i]), "::", form.name, "(",
-                      params, ", c",
-                      argument.empty() ? "" : ", " + argument.substr(argument.rfind(' ') + 1), ")");
+      const std::string call = concat(part_type(parts[i]), "::", form.name, "(", params, ", c",
+                                      argument.empty() ? "" : ", ", changed, ")");
+      statements += concat("    ", call, ";\n");
+      masks += concat(masks.empty() ? "" : " && ", call);
+      if (!on_row(form) && !argument.empty()) changed = call;
     }
-    if (calls.empty()) continue;
-    text += concat("  ", declaration(form), " {\n    ", on_row(form) ? "" : "return ", calls,
-                   ";\n  }\n");
+    if (statements.empty()) continue;
+    text += concat("  ", declaration(form), " {\n",
+                   on_row(form) ? statements
+                                : concat("    return ", argument.empty() ? masks : changed, ";\n"),
+                   "  }\n");
   }
   return text +
-         concat("  static constexpr bool kUseSoftmax = ", parts[0].use_softmax ? "true" : "false",
-                ";\n};\n");
+         concat("  static constexpr bool kUseSoftmax = ", variant.use_softmax() ? "true" : "false",
+                ";\n  static constexpr bool kCustomMask = ",
+                variant.custom_mask() ? "true" : "false", ";\n};\n");
 }
 
 const char* short_name(Dtype dtype) {
@@ -250,7 +258,7 @@ std::string variant_source(const Variant& variant) {
   text += "namespace plait {\n";
   const VariantPart& only = variant.parts[0];
   if (variant.parts.size() > 1) {
-    text += combination(variant.parts);
+    text += combination(variant);
   } else if (only.source.empty()) {
     text += concat("using Variant = ", only.struct_name, ";\n");
   } else {

@@ -137,10 +137,12 @@ void* compile_host(const std::string& text, const std::string& entry,
   refuse_ptx(text, variant_name);
   const HostCompilerInfo found = compiler();
   if (!found.found) {
-    std::string message = concat("variant '", variant_name,
-                                 "', CPU: a custom variant needs a C++ compiler. Looked for:");
+    std::string message =
+        concat("variant '", variant_name, "', CPU: this variant needs a C++ compiler. Looked for:");
     for (const std::string& line : found.looked_for) message += "\n  " + line;
-    fail(message, "\nInstall g++ or clang++, or set PLAIT_CXX to one. Built-in variants need none");
+    fail(message,
+         "\nInstall g++ or clang++, or set PLAIT_CXX to one. None is needed by causal(), "
+         "sliding_window(), and one of soft_cap(), alibi() and custom_mask() beside them");
   }
   Hash128 hash;
   hash.add(found.command).add(found.version).add(cpu_features()).add(text).add(embedded_hash());

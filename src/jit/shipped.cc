@@ -30,6 +30,7 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
     kernels.push_back(assemble_utility("merge_states", dtype, "MergeStatesCall", kUtilityThreads));
   }
   kernels.push_back(assemble_utility("append_kv", std::nullopt, "AppendKvCall", kUtilityThreads));
+  kernels.push_back(assemble_utility("pack_mask", std::nullopt, "PackMaskCall", kUtilityThreads));
   kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", kUtilityThreads));
   if (arch != "90a") return kernels;
   for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {

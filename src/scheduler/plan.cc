@@ -130,6 +130,20 @@ void write_items(const Cuts& cuts, const CostModel& model, Scratch& scratch, Pla
   }
 }
 
+// WorkItem::mask_begin of all items.
+void find_mask_begins(const BsrView& view, const CostModel& model, Plan& plan) {
+  if (view.request_mask_begin.empty()) return;
+  for (WorkItem& item : plan.items) {
+    const RowBlock& block = plan.row_blocks[item.row_block];
+    const int first = item.first_row / model.group_size;
+    const int last = (item.first_row + item.num_rows - 1) / model.group_size;
+    for (int i = block.first_token + first; i <= block.first_token + last; ++i) {
+      const int request = plan.token_request[plan.row_map.empty() ? i : plan.row_map[i]];
+      item.mask_begin = std::min(item.mask_begin, view.request_mask_begin[request]);
+    }
+  }
+}
+
 }  // namespace
 
 void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
@@ -199,6 +213,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   plan.num_ctas = model.num_ctas;
   plan.num_partial_rows = scratch.best.num_partial_rows;
   write_items(scratch.best, model, scratch, plan);
+  find_mask_begins(view, model, plan);
   scheduler::make_merge_lists(scratch.best.items, model.group_size, scratch, plan);
 }
 

@@ -4,10 +4,11 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <utility>
 
-#include "jit/jit.h"
 #include "plait/error.h"
 #include "variants/functors.h"
+#include "variants/rope.h"
 
 namespace plait {
 namespace {
@@ -32,22 +33,38 @@ void intersect_windows(const Visibility& a, const Visibility& b, Visibility& bot
 }
 
 void check_combines(const VariantPart& a, const VariantPart& b) {
-  check(a.use_softmax == b.use_softmax, "variant: '", a.name, "' | '", b.name,
-        "': ", a.use_softmax ? a.name : b.name, " uses softmax and ",
-        a.use_softmax ? b.name : a.name, " does not; they cannot combine");
+  const bool agree = a.use_softmax == b.use_softmax || a.source.empty() || b.source.empty();
+  check(agree, "variant: '", a.name, "' | '", b.name, "': ", a.use_softmax ? a.name : b.name,
+        " uses softmax and ", a.use_softmax ? b.name : a.name, " does not; they cannot combine");
   check(a.name != b.name, "variant: '", a.name, "' stands twice in a combination");
-  const std::vector<std::string> functors_b = jit::functors_of(b);
-  for (const std::string& functor : jit::functors_of(a)) {
-    const bool both = std::find(functors_b.begin(), functors_b.end(), functor) != functors_b.end();
-    check(!both || functor == "logits_mask", "variant: '", a.name, "' | '", b.name,
-          "': both define ", functor, "; their order would matter, so write one variant with both");
-  }
   for (const VariantParam& p : a.params) {
     const bool both = std::any_of(b.params.begin(), b.params.end(),
                                   [&](const VariantParam& other) { return other.name == p.name; });
     check(!both, "variant: '", a.name, "' | '", b.name, "': both have a parameter '", p.name,
           "'; rename one");
   }
+}
+
+VariantPart built_in(const char* name, std::string struct_name, std::vector<VariantParam> params) {
+  VariantPart part;
+  part.name = name;
+  part.struct_name = std::move(struct_name);
+  part.params = std::move(params);
+  return part;
+}
+
+Variant of(VariantPart part) {
+  Variant variant;
+  variant.parts.push_back(std::move(part));
+  return variant;
+}
+
+Variant rms_norm(const char* name, const char* struct_name, const char* prefix, float eps) {
+  check(std::isfinite(eps) && eps > 0, name, ": eps is ", eps, ", but must be finite and > 0");
+  const VariantParam epsilon{concat(prefix, "_norm_eps"), VariantParam::kFloat, eps};
+  const VariantParam weight{concat(prefix, "_norm_weight"), VariantParam::kTensor, 0,
+                            VariantParam::kHeadDimQk};
+  return of(built_in(name, struct_name, {epsilon, weight}));
 }
 
 }  // namespace
@@ -61,7 +78,16 @@ std::string Variant::name() const {
   return text.empty() ? "full" : text;
 }
 
-bool Variant::use_softmax() const { return parts.empty() || parts[0].use_softmax; }
+bool Variant::use_softmax() const {
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const VariantPart& p) { return p.use_softmax; });
+}
+
+bool Variant::custom_mask() const {
+  return std::any_of(parts.begin(), parts.end(), [](const VariantPart& part) {
+    return part.source.empty() && part.name == "custom_mask";
+  });
+}
 
 Variant full() { return {}; }
 
@@ -81,17 +107,30 @@ Variant sliding_window(int window_left, int sink_tokens) {
   return variant;
 }
 
+Variant custom_mask() { return of(built_in("custom_mask", "CustomMask", {})); }
+
 Variant soft_cap(float cap) {
   check(std::isfinite(cap) && cap >= FLT_MIN, "soft_cap: cap is ", cap,  // 1 / cap must be finite
         ", but must be finite and > 0, and no denormal");
-  Variant variant;
-  variant.parts.push_back({.name = "soft_cap",
-                           .struct_name = "SoftCap",
-                           .source = "",
-                           .params = {{"cap", VariantParam::kFloat, cap}},
-                           .use_softmax = true});
-  return variant;
+  return of(built_in("soft_cap", "SoftCap", {{"cap", VariantParam::kFloat, cap}}));
 }
+
+Variant alibi() {
+  return of(built_in("alibi", "Alibi",
+                     {{"slopes", VariantParam::kTensor, 0, VariantParam::kNumQoHeads}}));
+}
+
+Variant rope(const RopeOptions& options) {
+  check_rope(options);
+  const std::string pairing = options.interleave ? "Pairing::kAdjacent" : "Pairing::kHalf";
+  VariantPart part = built_in("rope", concat("Rope<", pairing, ", ", options.rotary_dim, ">"),
+                              {{"rope_turns", VariantParam::kTable}});
+  part.rope = options;
+  return of(std::move(part));
+}
+
+Variant rms_norm_q(float eps) { return rms_norm("rms_norm_q", "RmsNormQ", "q", eps); }
+Variant rms_norm_k(float eps) { return rms_norm("rms_norm_k", "RmsNormK", "k", eps); }
 
 Variant custom(const std::string& name, const std::string& struct_name, const std::string& source,
                std::vector<VariantParam> params, bool use_softmax) {

@@ -109,6 +109,59 @@ TEST(CApi, WorkspaceOfTheCaller) {
                                       " (workspace_bytes())");
 }
 
+// K = 0, so that a query's output is the mean of V over the keys that mask, bias and cap leave it.
+TEST(CApi, MaskBitsAlibiAndRope) {
+  plait_config config = small_config();
+  config.custom_mask = 1;
+  config.alibi = 1;
+  plait_attention* attention = nullptr;
+  ASSERT_EQ(plait_attention_create(&config, &attention), PLAIT_OK) << plait_last_error();
+  const int32_t qo[2] = {0, 1}, kv[2] = {0, 4}, first[1] = {1}, positions[1] = {2};
+  plait_batch batch;
+  plait_batch_init(&batch);
+  batch.num_requests = 1;
+  batch.qo_indptr = qo;
+  batch.kv.kv_indptr = kv;
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(),
+               "plan: packed_custom_mask has 0 bytes, but request 0 with 1 queries and 4 masked "
+               "keys needs it to have 1");
+  const uint8_t bits[1] = {0b101};  // of keys 1, 2, 3: 1 and 3
+  batch.mask_bits = bits;
+  batch.num_mask_bytes = 1;
+  batch.first_masked_key = first;
+  batch.q_positions = positions;
+  ASSERT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_OK) << plait_last_error();
+
+  const int heads = config.num_qo_heads, kv_heads = config.num_kv_heads, dim = config.head_dim_vo;
+  std::vector<float> q(heads * config.head_dim_qk), k(4 * kv_heads * config.head_dim_qk);
+  std::vector<float> v(4 * kv_heads * dim), out(heads * dim), slopes(heads, 0.5f);
+  for (int j = 0; j < 4; ++j) {
+    for (int i = 0; i < kv_heads * dim; ++i) v[j * kv_heads * dim + i] = static_cast<float>(j);
+  }
+  plait_param param{"slopes", PLAIT_PARAM_TENSOR, 0, slopes.data(), heads};
+  plait_run_args run;
+  plait_run_args_init(&run);
+  run.num_rows = 1;
+  run.q = q.data();
+  run.num_kv_blocks = 4;
+  run.k = k.data();
+  run.v = v.data();
+  run.out = out.data();
+  run.params = &param;
+  run.num_params = 1;
+  ASSERT_EQ(plait_run(attention, &run, nullptr), PLAIT_OK) << plait_last_error();
+  const float w[3] = {std::exp(-1.0f), std::exp(-0.5f), std::exp(0.5f)};  // of keys 0, 1, 3
+  const float want = (w[1] + 3 * w[2]) / (w[0] + w[1] + w[2]);
+  for (const float x : out) EXPECT_NEAR(x, want, 1e-5);
+  plait_attention_destroy(attention);
+
+  config = small_config();
+  config.rope = 1;
+  config.rope_theta = -1;
+  EXPECT_EQ(create_error(config), "rope: theta is -1, but must be finite and > 0");
+}
+
 TEST(CApi, PlanAndRunErrors) {
   const plait_config config = small_config();
   plait_attention* attention = nullptr;

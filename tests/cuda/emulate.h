@@ -157,6 +157,7 @@ inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 // The transforms' row accessor has its warp operations behind __CUDA_ARCH__, which the rest of the
 // shared headers must not see here.
 #include "host_device/base.h"
+#include "host_device/rotation.h"
 #define __CUDA_ARCH__ 900
 #include "host_device/row.h"
 #undef __CUDA_ARCH__

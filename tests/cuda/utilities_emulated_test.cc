@@ -1,4 +1,4 @@
-// upload, merge_states and append_kv, executed on the host (emulate.h).
+// upload, pack_mask, merge_states and append_kv, executed on the host (emulate.h).
 // clang-format off
 #include "cuda/emulate.h"  // before any kernel
 // clang-format on
@@ -13,6 +13,7 @@
 #include "append_kv.cuh"
 #include "cuda/plan_image.h"
 #include "merge_states.cuh"
+#include "pack_mask.cuh"
 #include "upload.cuh"
 
 namespace plait::test {
@@ -185,10 +186,16 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   format.tables.resize(1);
   for (int i = 0; i < 64; ++i) format.tables[0].indices.push_back(7 * i);
 
-  const std::size_t body_bytes = cuda::body_bytes(plan, format);
+  std::size_t body_bytes = 0;
   alignas(16) static char image[1 << 16], head[1024], body[1 << 16];
-  ASSERT_LE(cuda::head_bytes() + body_bytes, sizeof image);
-  cuda::write_image(plan, format, body, image);
+  // A mask on the device: two rows, the words of which pack_mask.cuh will write elsewhere.
+  const unsigned char mask_bits[5] = {};
+  format.mask.tokens = {{0, 970, 1000}, {2, 1, 5}};
+  format.mask.token_source = {0, 32};
+  format.mask.source = mask_bits;
+  unsigned packed[4];
+  body_bytes = cuda::body_bytes(plan, format);
+  const cuda::MaskArrays mask = cuda::write_image(plan, format, packed, body, image);
   std::vector<unsigned> arrived(10, 3);
   UploadCall call{};
   call.from = image;
@@ -219,7 +226,44 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   same(got.token_position, plan.token_position);
   same(got.token_merge_indptr, plan.token_merge_indptr);
   same(got.merge_sources, plan.merge_sources);
+  same(got.token_mask, format.mask.tokens);
+  EXPECT_EQ(mask.tokens, got.token_mask);
+  same(mask.token_source, format.mask.token_source);
+  EXPECT_EQ(got.mask_words, packed);
   same(static_cast<const int*>(got.tables[0].indices), format.tables[0].indices);
+}
+
+// Rows of several requests, bits and bools, against the same mask bit by bit.
+TEST(PackMaskEmulated, WordsOfEveryToken) {
+  const int begins[] = {0, 5, 64, 70, 33}, ends[] = {40, 5, 200, 71, 1200};
+  std::vector<TokenMask> tokens;
+  std::vector<i64> source;
+  std::vector<unsigned char> bits, bools;
+  i64 num_words = 0;
+  for (int t = 0; t < 5; ++t) {
+    tokens.push_back({num_words, begins[t], ends[t]});
+    num_words += mask_row_words(begins[t], ends[t]);
+    source.push_back(static_cast<i64>(bools.size()));
+    for (int k = begins[t]; k < ends[t]; ++k) bools.push_back((k * 7 + t) % 3 == 0);
+  }
+  bits.resize((bools.size() + 7) / 8);
+  for (std::size_t i = 0; i < bools.size(); ++i) bits[i / 8] |= bools[i] << (i % 8);
+  for (const bool from_bools : {false, true}) {
+    std::vector<unsigned> words(num_words, 0xa5a5a5a5u);
+    const PackMaskCall call{from_bools ? bools.data() : bits.data(),
+                            tokens.data(),
+                            source.data(),
+                            words.data(),
+                            5,
+                            from_bools};
+    launch(1, [&] { pack_mask(call); });
+    for (int t = 0; t < 5; ++t) {
+      for (int k = 0; k < ends[t]; ++k) {
+        ASSERT_EQ(mask_bit(words.data(), tokens[t], k), k < begins[t] || (k * 7 + t) % 3 == 0)
+            << "token " << t << " key " << k;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ SANITIZER_TESTS = {
     "sm90 split": ("sm90a", Case("csr_p16", "causal", ((1, 20000), (2, 3000)), BF16, 128, 0, 1, 8,
                                  max_ctas=12, split=True)),
     "sm90 shared": ("sm90a", Case("shared_p16", "causal", ((1, 300),) * 5, BF16, 128)),
-    "sm90 key_transform": ("sm90a", Case("csr_p16", "rms_norm", ((70, 257),), BF16, 128)),
+    "sm90 key_transform": ("sm90a", Case("csr_p16", "rms_norm_rope", ((70, 257),), BF16, 128)),
     "sm90 variant": ("sm90a", Case("ragged", "everything", ((70, 257), (1, 40)), BF16, 128)),
     "sm90 sigmoid": ("sm90a", Case("csr_p16", "sigmoid", ((70, 257), (1, 40)), BF16, 128)),
 }

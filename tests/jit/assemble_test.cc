@@ -180,6 +180,18 @@ TEST_F(Assemble, PartsKeepTheirSlotsWhenCombined) {
   }
 }
 
+// Both change the logit: in the order written.
+TEST_F(Assemble, TransformsFollowOneAnother) {
+  const float slopes[2] = {0, 0.5f};
+  const LogitContext c{.request = 0, .q_pos = 9, .k_pos = 3, .qo_head = 1, .kv_head = 0};
+  const Slot cap_first[2] = {{.number = 4}, {.tensor = slopes}};
+  const Slot alibi_first[2] = {{.tensor = slopes}, {.number = 4}};
+  EXPECT_NEAR(compile<Logit>(soft_cap(1) | plait::alibi(), "logit")(cap_first, &c, 3.0f),
+              4 * std::tanh(0.75) - 3, 1e-5);
+  EXPECT_NEAR(compile<Logit>(plait::alibi() | soft_cap(1), "logit")(alibi_first, &c, 3.0f), 0,
+              1e-5);
+}
+
 TEST_F(Assemble, RowTransformsAreForwarded) {
   const Variant keys = custom("scale_keys", "ScaleKeys", R"(struct ScaleKeys {
     template <class Row>

@@ -246,6 +246,35 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
   EXPECT_EQ(resources.registers, 32);
 }
 
+// Built-in variants that are compiled on demand, alone and together, in the plain
+// kernel.
+struct OnDemand {
+  const char* name;
+  Variant variant;
+};
+class NvrtcVariant : public Nvrtc, public ::testing::WithParamInterface<OnDemand> {};
+
+TEST_P(NvrtcVariant, CompilesWithoutSpills) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "says nothing about host code; the plain build compiles them";
+#endif
+  const KernelConfig configs[] = {cuda::plain_config(Dtype::kFloat16, 128, 128, Loader::kGather),
+                                  cuda::plain_config(Dtype::kBfloat16, 40, 40, Loader::kAffine)};
+  for (const KernelConfig& config : configs) {
+    const KernelSource source = assemble_attention(config, GetParam().variant);
+    const Cubin cubin = compile_cubin_uncached(source, "90a");
+    EXPECT_EQ(cubin.resources.spill_bytes, 0) << source.name;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(
+    BuiltIns, NvrtcVariant,
+    ::testing::Values(OnDemand{"alibi", alibi()}, OnDemand{"custom_mask", custom_mask()},
+                      OnDemand{"rope", rope()},
+                      OnDemand{"partial_rope", rope({.interleave = true, .rotary_dim = 32})},
+                      OnDemand{"norms_and_rope", rms_norm_q() | rms_norm_k() | rope()},
+                      OnDemand{"mask_bias_and_cap", custom_mask() | alibi() | soft_cap(30)}),
+    [](const auto& info) { return info.param.name; });
+
 class NvrtcShipped : public Nvrtc, public ::testing::WithParamInterface<std::string> {};
 
 TEST_P(NvrtcShipped, CompilesWithoutSpills) {

@@ -70,11 +70,21 @@ TEST(Variant, RefusesNonsense) {
     expect_contains(error_of([&] { soft_cap(cap); }), "must be finite and > 0");
   }
   expect_contains(error_of([] { soft_cap(3) | soft_cap(4); }), "stands twice");
-  expect_contains(error_of([] { soft_cap(3) | with_text(kTransform); }),
-                  "'soft_cap' | 'mine': both define logits_transform");
   const Variant sigmoid = custom("mask", "Mask", kMask, {}, false);
-  expect_contains(error_of([&] { soft_cap(3) | sigmoid; }), "'soft_cap' | 'mask'");
+  expect_contains(error_of([&] { with_text(kTransform) | sigmoid; }), "'mine' | 'mask': mine uses");
   EXPECT_NO_THROW(causal() | sigmoid);
+  EXPECT_FALSE((soft_cap(3) | sigmoid).use_softmax());  // built-ins go with either
+  EXPECT_FALSE((sigmoid | custom_mask()).use_softmax());
+  EXPECT_TRUE((soft_cap(3) | alibi()).use_softmax());
+  EXPECT_TRUE((causal() | custom_mask()).custom_mask());
+  EXPECT_FALSE((causal() | alibi()).custom_mask());
+  expect_contains(error_of([] { rope() | rope({.theta = 5}); }), "'rope' stands twice");
+  expect_contains(error_of([] { rope({.theta = 0}); }), "theta is 0");
+  expect_contains(error_of([] { rope({.scale = kInf}); }), "scale is inf");
+  expect_contains(error_of([] { rope({.rotary_dim = 12}); }), "rotary_dim is 12");
+  expect_contains(error_of([] { rope({.low_freq_factor = 4}); }), "low_freq_factor is 4 and high");
+  expect_contains(error_of([] { rope({.old_context_len = -1}); }), "old_context_len is -1");
+  expect_contains(error_of([] { rms_norm_k(0); }), "rms_norm_k: eps is 0");
   const Variant mask = custom("mask", "Mask", kMask, {{"cap", VariantParam::kFloat, 0}});
   expect_contains(error_of([&] { soft_cap(3) | mask; }), "both have a parameter 'cap'");
 }
@@ -120,6 +130,9 @@ TEST(Variant, ChecksCustomSources) {
 
 TEST(Variant, FunctorsOfParts) {
   EXPECT_EQ(jit::functors_of(soft_cap(3).parts[0]), std::vector<std::string>{"logits_transform"});
+  EXPECT_TRUE(jit::functors_of(custom_mask().parts[0]).empty());
+  EXPECT_EQ(jit::functors_of(rope().parts[0]),
+            (std::vector<std::string>{"query_transform", "key_transform"}));
   EXPECT_EQ(functors_in("void key_transform (int); bool logits_mask(int); // query_transform("),
             (std::vector<std::string>{"key_transform", "logits_mask"}));
 }

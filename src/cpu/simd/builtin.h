@@ -7,7 +7,7 @@
 
 namespace plait::cpu {
 
-enum class BuiltinVariant { kStandard, kSoftCap };
+enum class BuiltinVariant { kStandard, kSoftCap, kAlibi, kCustomMask };
 
 Function builtin_baseline(Dtype dtype, BuiltinVariant variant);
 #if defined(__x86_64__)
