@@ -1,14 +1,19 @@
 // Runs a kernel's source on the host: a CTA's threads are fibers that take turns at barriers and
 // warp operations, CTAs run one after the other in any order given. Slow, and blind to memory
 // ordering, but it executes the very lines that NVRTC compiles, on machines without a GPU.
-// Included before any kernel: it stands in for what the device compiler has built in.
+// Included before any kernel: it stands in for what the device compiler has built in. What kernels
+// write as PTX is in emulated/ptx, which the build lets stand before kernels/ptx.
 #pragma once
+#include <math.h>
 #include <ucontext.h>
 
 #include <cstddef>
+#include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #define PLAIT_DEVICE inline
@@ -20,14 +25,23 @@ struct Dim3 {
   unsigned x = 0, y = 0, z = 0;
 };
 
+// A wrong kernel may be right in one order of events. `last_first`: of the threads that may go on,
+// the one that has waited least does. `early_copies`: cp.async writes at once, else only when it is
+// waited for.
+struct Mode {
+  bool last_first = false, early_copies = false;
+};
+inline Mode mode;
+
+// Dynamic shared memory of the running CTA: all NaN as it starts.
+inline constexpr std::size_t kSmemBytes = 227 * 1024;
+alignas(1024) inline unsigned char dynamic_smem[kSmemBytes];
+
 // The threads of one CTA.
 class Cta {
  public:
   explicit Cta(int num_threads) : fibers_(num_threads), warps_((num_threads + 31) / 32) {
     all_.size = num_threads;
-    for (int w = 0; w < static_cast<int>(warps_.size()); ++w) {
-      warps_[w].barrier.size = num_threads - 32 * w < 32 ? num_threads - 32 * w : 32;
-    }
   }
   void run(const std::function<void()>& thread);
 
@@ -46,35 +60,79 @@ class Cta {
     swapcontext(&fibers_[running].context, &scheduler_);
   }
   void sync_threads() { wait(all_); }
-  void sync_warp() { wait(warps_[running / 32].barrier); }
+  // Among the lanes of `mask` that the CTA has.
+  void sync_warp(unsigned mask) { wait(group(mask).barrier); }
 
-  // Every lane gives a value, then may see those of all.
+  // Every lane of `mask` gives a value, then may see those of all.
   template <class T>
-  const unsigned char* exchange(const T& value) {
-    Fiber& fiber = fibers_[running];
-    Warp& warp = warps_[running / 32];
-    auto& slots = warp.slots[fiber.parity];
-    fiber.parity ^= 1;  // a lane that is ahead writes the other half
+  const unsigned char* exchange(unsigned mask, const T& value) {
+    static_assert(sizeof value <= kSlotBytes);
+    Group& lanes = group(mask);
+    int& parity = lanes.parity[running % 32];
+    auto& slots = lanes.slots[parity];
+    parity ^= 1;  // a lane that is ahead writes the other half
     __builtin_memcpy(slots[running % 32], &value, sizeof value);
-    wait(warp.barrier);
+    wait(lanes.barrier);
     return slots[0];
+  }
+
+  static constexpr int kSlotBytes = 32;
+
+  // cp.async of the running thread.
+  void copy(void* to, const void* from, int bytes) {
+    Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes};
+    if (mode.early_copies) {
+      copy.finish();
+    } else {
+      fibers_[running].open_group.push_back(copy);
+    }
+  }
+  void commit_copies() {
+    Fiber& fiber = fibers_[running];
+    fiber.groups.push_back(std::move(fiber.open_group));
+    fiber.open_group.clear();
+  }
+  void wait_copies(std::size_t pending) {
+    auto& groups = fibers_[running].groups;
+    for (; groups.size() > pending; groups.pop_front()) {
+      for (const Copy& copy : groups.front()) copy.finish();
+    }
   }
 
   int running = 0;
 
  private:
+  struct Copy {
+    unsigned char* to;
+    const unsigned char* from;
+    int bytes;
+    void finish() const {
+      if (bytes > 0) std::memcpy(to, from, bytes);
+      std::memset(to + bytes, 0, 16 - bytes);
+    }
+  };
   struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack;
-    int parity = 0;
+    std::vector<Copy> open_group;
+    std::deque<std::vector<Copy>> groups;
   };
-  struct Warp {
+  struct Group {
     Barrier barrier;
-    unsigned char slots[2][32][8];
+    unsigned char slots[2][32][kSlotBytes];
+    int parity[32] = {};
   };
+  Group& group(unsigned mask) {
+    const int lanes = static_cast<int>(fibers_.size()) - running / 32 * 32;
+    if (lanes < 32) mask &= (1u << lanes) - 1;
+    Group& found = warps_[running / 32][mask];
+    found.barrier.size = __builtin_popcount(mask);
+    return found;
+  }
   static void enter();
   std::vector<Fiber> fibers_;
-  std::vector<Warp> warps_;
+  std::vector<std::map<unsigned, Group>> warps_;  // by the lanes that meet
+  int finished_ = 0;
   Barrier all_;
   std::deque<int> runnable_;
   ucontext_t scheduler_;
@@ -85,7 +143,10 @@ inline Cta* cta = nullptr;
 inline Dim3 block_idx, grid_dim, block_dim;
 inline Dim3 thread_idx() { return {static_cast<unsigned>(cta->running), 0, 0}; }
 
-inline void Cta::enter() { (*cta->thread_)(); }
+inline void Cta::enter() {
+  (*cta->thread_)();
+  ++cta->finished_;
+}
 
 inline void Cta::run(const std::function<void()>& thread) {
   constexpr std::size_t kStackBytes = 256 * 1024;
@@ -101,31 +162,53 @@ inline void Cta::run(const std::function<void()>& thread) {
     runnable_.push_back(i);
   }
   while (!runnable_.empty()) {
-    running = runnable_.front();
-    runnable_.pop_front();
+    if (mode.last_first) {
+      running = runnable_.back();
+      runnable_.pop_back();
+    } else {
+      running = runnable_.front();
+      runnable_.pop_front();
+    }
     swapcontext(&scheduler_, &fibers_[running].context);
+  }
+  if (finished_ != static_cast<int>(fibers_.size())) {
+    throw std::logic_error("threads of a CTA were left waiting at a barrier");
   }
 }
 
-// Launches `kernel` on CTAs in the order of `ctas`. Returns false if threads were left waiting.
+// Launches `kernel` on CTAs in the order of `ctas`. Throws if threads were left waiting.
 inline void launch(int grid, int num_threads, const std::vector<int>& ctas,
                    const std::function<void()>& kernel) {
   grid_dim = {static_cast<unsigned>(grid), 1, 1};
   block_dim = {static_cast<unsigned>(num_threads), 1, 1};
   for (const int i : ctas) {
     block_idx = {static_cast<unsigned>(i), 0, 0};
+    std::memset(dynamic_smem, 0xff, kSmemBytes);
     Cta(num_threads).run(kernel);
+  }
+}
+
+inline void check_aligned(const void* address, std::size_t bytes) {
+  if (reinterpret_cast<std::size_t>(address) % bytes != 0) {
+    throw std::logic_error("an access is not aligned as its instruction wants it");
   }
 }
 
 template <class T>
 T lane_value(const unsigned char* slots, int lane) {
   T value;
-  __builtin_memcpy(&value, slots + 8 * lane, sizeof value);
+  __builtin_memcpy(&value, slots + Cta::kSlotBytes * lane, sizeof value);
   return value;
 }
 
 }  // namespace emulate
+
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 
 #define threadIdx (emulate::thread_idx())
 #define blockIdx (emulate::block_idx)
@@ -133,18 +216,18 @@ T lane_value(const unsigned char* slots, int lane) {
 #define blockDim (emulate::block_dim)
 
 inline void __syncthreads() { emulate::cta->sync_threads(); }
-inline void __syncwarp(unsigned = 0xffffffffu) { emulate::cta->sync_warp(); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulate::cta->sync_warp(mask); }
 template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return emulate::lane_value<T>(emulate::cta->exchange(value), lane);
+T __shfl_sync(unsigned mask, T value, int lane) {
+  return emulate::lane_value<T>(emulate::cta->exchange(mask, value), lane);
 }
 template <class T>
-T __shfl_xor_sync(unsigned, T value, int step) {
+T __shfl_xor_sync(unsigned mask, T value, int step) {
   const int lane = emulate::cta->running % 32;
-  return emulate::lane_value<T>(emulate::cta->exchange(value), lane ^ step);
+  return emulate::lane_value<T>(emulate::cta->exchange(mask, value), lane ^ step);
 }
-inline unsigned __ballot_sync(unsigned, bool value) {
-  const unsigned char* slots = emulate::cta->exchange(value);
+inline unsigned __ballot_sync(unsigned mask, bool value) {
+  const unsigned char* slots = emulate::cta->exchange(mask, value);
   unsigned ballot = 0;
   for (int lane = 0; lane < 32; ++lane) {
     ballot |= static_cast<unsigned>(emulate::lane_value<bool>(slots, lane)) << lane;

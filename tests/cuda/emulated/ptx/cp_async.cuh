@@ -1,0 +1,22 @@
+// kernels/ptx/cp_async.cuh for emulate.h.
+#pragma once
+#include "ptx/smem.cuh"
+
+namespace plait::ptx {
+
+inline void cp_async_16(void* smem, const void* global, int bytes) {
+  emulate::check_aligned(smem, 16);
+  if (bytes > 0) emulate::check_aligned(global, 16);
+  emulate::cta->copy(smem, global, bytes);
+}
+inline void cp_async_commit() { emulate::cta->commit_copies(); }
+template <int kPending>
+void cp_async_wait() {
+  emulate::cta->wait_copies(kPending);
+}
+inline void cp_async_wait_all() {
+  emulate::cta->commit_copies();
+  emulate::cta->wait_copies(0);
+}
+
+}  // namespace plait::ptx

@@ -1,0 +1,226 @@
+// An attention kernel executed on the host (emulate.h) over a case of plain_case.h and compared
+// with float64; and the variants that such tests run. Included after emulate.h.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "cuda/plain_case.h"
+#include "host_device/variant.h"
+
+namespace plait::test {
+
+inline constexpr float kUntouched = 7.0f;
+
+// Everything at once, with parameters: a 16-byte Params of two slots.
+struct AllFunctors {
+  struct Params {
+    alignas(8) float bias;
+    alignas(8) const float* slopes;  // [qo heads]
+  };
+  template <class R>
+  PLAIT_HD static void query_transform(const Params&, const RowContext& c, R& row) {
+    const float scale = 1.0f / (1.0f + row.sum([](int, float x) { return x * x; }));
+    row.map([&](int i, float x) { return x * scale + 0.01f * i + 0.001f * c.position; });
+  }
+  template <class R>
+  PLAIT_HD static void key_transform(const Params&, const RowContext& c, R& row) {
+    row.map_half_pairs([&](int i, float& x, float& y) {
+      const float old = x;
+      x = x - 0.1f * y * i;
+      y = y + old * 0.01f * c.position;
+    });
+    row.map_adjacent_pairs([](int, float& x, float& y) {
+      const float old = x;
+      x = y;
+      y = -old;
+    });
+  }
+  template <class R>
+  PLAIT_HD static void value_transform(const Params& p, const RowContext&, R& row) {
+    row.map([&](int i, float x) { return x * p.bias + i; });
+  }
+  PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float x) {
+    return x + p.slopes[c.qo_head] * (c.k_pos - c.q_pos);
+  }
+  PLAIT_HD static bool logits_mask(const Params&, const LogitContext& c) {
+    return (c.q_pos + c.k_pos) % 3 != 0;
+  }
+  PLAIT_HD static float output_transform(const Params&, const OutputContext& c, float x) {
+    return 2.0f * x + c.dim;
+  }
+};
+struct AllFunctorsMeaning : PlainMeaning {
+  double bias;
+  std::vector<float> slopes;
+  double logit(double x, int q_pos, int k_pos, int qo_head) const {
+    return x + slopes[qo_head] * (k_pos - q_pos);
+  }
+  bool sees(int q_pos, int k_pos) const { return (q_pos + k_pos) % 3 != 0; }
+  void query(std::vector<double>& x, int position) const {
+    double sum = 0;
+    for (const double v : x) sum += v * v;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = x[i] / (1 + sum) + 0.01 * i + 0.001 * position;
+  }
+  void key(std::vector<double>& x, int position) const {
+    const std::size_t half = x.size() / 2;
+    for (std::size_t i = 0; i < half; ++i) {
+      const double a = x[i], b = x[i + half];
+      x[i] = a - 0.1 * b * i;
+      x[i + half] = b + a * 0.01 * position;
+    }
+    for (std::size_t i = 0; i < half; ++i) {
+      const double a = x[2 * i];
+      x[2 * i] = x[2 * i + 1];
+      x[2 * i + 1] = -a;
+    }
+  }
+  void value(std::vector<double>& x) const {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = x[i] * bias + i;
+  }
+  double output(double x, int dim) const { return 2 * x + dim; }
+};
+
+struct Sigmoid {
+  struct Params {
+    alignas(8) float bias;
+  };
+  static constexpr bool kUseSoftmax = false;
+  PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float x) {
+    return 1.0f / (1.0f + plait::exp(-(x + p.bias)));
+  }
+};
+struct SigmoidMeaning : PlainMeaning {
+  double bias;
+  double logit(double x, int, int, int) const { return 1 / (1 + std::exp(-(x + bias))); }
+};
+
+// Of one shape without a key split.
+inline PlanTarget target_of(const Shape& shape, int tile_q, int num_ctas) {
+  PlanTarget target;
+  target.num_ctas = num_ctas;
+  target.tile_kv = 64;
+  target.group_size = shape.group_size;
+  target.num_kv_heads = shape.num_kv_heads;
+  target.num_shapes = 1;
+  target.shapes[0] = {tile_q, 1, 0.1f, 0.1f};
+  target.merge_us = 0.1f;
+  target.max_partial_rows = 100000;
+  return target;
+}
+
+// Plans for `target`, runs kernel(call) on CTAs of num_threads with two rows of padding, and
+// compares every element of out and lse. Returns how many merge sources the plan had, so that a
+// test can say that it split.
+template <class V, class T, class Meaning, class Kernel>
+int run_emulated(const Case<T>& c, const typename V::Params& variant, const Meaning& meaning,
+                 const PlanTarget& target, int num_threads, Kernel&& kernel, double tolerance,
+                 double lse_tolerance) {
+  const Shape& s = c.shape;
+  const Plan plan = make_plan(c.view, c.visible, target);
+  PlanView view{};
+  view.num_ctas = plan.num_ctas;
+  view.num_tokens = plan.num_tokens;
+  view.row_blocks = plan.row_blocks.data();
+  view.items = plan.items.data();
+  view.cta_item_indptr = plan.cta_item_indptr.data();
+  view.token_request = plan.token_request.data();
+  view.token_position = plan.token_position.data();
+  view.row_map = plan.row_map.empty() ? nullptr : plan.row_map.data();
+  view.token_merge_indptr =
+      plan.token_merge_indptr.empty() ? nullptr : plan.token_merge_indptr.data();
+  view.merge_sources = plan.merge_sources.data();
+  if (!s.affine) {
+    for (int level = 0; level < c.view.num_levels; ++level) {
+      view.tables[level].indices = c.pages.data();
+    }
+  }
+
+  const int heads = c.num_qo_heads(), rows = c.num_tokens() + 2;
+  constexpr int kOutPad = 3;  // elements after each row of out: strided and unaligned
+  const int out_stride = s.head_dim_vo + kOutPad;
+  std::vector<T> out(static_cast<std::size_t>(rows) * heads * out_stride,
+                     from_float<T>(kUntouched));
+  std::vector<float> lse(static_cast<std::size_t>(rows) * heads, kUntouched);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> partial_out(
+      static_cast<std::size_t>(plan.num_partial_rows) * s.head_dim_vo + 4, nan);
+  std::vector<float> partial_lse(plan.num_partial_rows + 1, nan);
+  std::vector<unsigned> arrived(static_cast<std::size_t>(plan.num_tokens) * s.num_kv_heads + 1);
+
+  const int block = s.affine ? 1 : s.page_size;
+  VariantCall<V> call{};
+  call.variant = variant;
+  Params& p = call.params;
+  p.q = c.q.data.data();
+  p.k = c.k.data.data();
+  p.v = c.v.data.data();
+  p.out = out.data();
+  p.lse = lse.data();
+  p.plan = &view;
+  p.partial_out = partial_out.data();
+  p.partial_lse = partial_lse.data();
+  p.arrived = arrived.data();
+  p.q_stride = {static_cast<i64>(heads) * s.head_dim_qk, s.head_dim_qk};
+  p.out_stride = {static_cast<i64>(heads) * out_stride, out_stride};
+  p.lse_stride = {heads, 1};
+  const auto kv_stride = [&](int dim) {
+    const i64 token = static_cast<i64>(s.num_kv_heads) * dim;
+    return KvStrides{block * token, token, dim};
+  };
+  p.k_stride = kv_stride(s.head_dim_qk);
+  p.v_stride = kv_stride(s.head_dim_vo);
+  p.num_rows = rows;
+  p.block_size = block;
+  p.num_qo_heads = heads;
+  p.num_kv_heads = s.num_kv_heads;
+  p.group_size = s.group_size;
+  p.sm_scale = c.sm_scale;
+  p.visible = c.visible;
+  p.num_kv_blocks = c.num_slots;
+
+  std::vector<int> ctas(plan.num_ctas);
+  std::iota(ctas.begin(), ctas.end(), 0);
+  std::mt19937 random(5);
+  std::shuffle(ctas.begin(), ctas.end(), random);
+  emulate::launch(plan.num_ctas, num_threads, ctas, [&] { kernel(call); });
+
+  for (const unsigned count : arrived) EXPECT_EQ(count, 0u) << "an arrival counter is left over";
+  const Expected expected = reference(c, meaning);
+  int wrong = 0;
+  const auto compare = [&](double got, double want, const char* what, int row, int h, int dim,
+                           double allowed) {
+    const bool same = got == want || std::abs(got - want) <= allowed * (1 + std::abs(want));
+    if (!same && ++wrong <= 5) {
+      ADD_FAILURE() << what << "[" << row << ", " << h << ", " << dim << "] is " << got
+                    << ", reference " << want;
+    }
+  };
+  for (int row = 0; row < rows; ++row) {
+    for (int h = 0; h < heads; ++h) {
+      const bool padding = row >= c.num_tokens();
+      const std::size_t at = static_cast<std::size_t>(row) * heads + h;
+      for (int i = 0; i < out_stride; ++i) {
+        const double got = to_float(out[at * out_stride + i]);
+        const double want = i >= s.head_dim_vo ? kUntouched
+                            : padding          ? 0
+                                               : expected.out[at * s.head_dim_vo + i];
+        if (i >= s.head_dim_vo) {
+          EXPECT_EQ(got, want) << "written beyond a row of out";
+        }
+        compare(got, want, "out", row, h, i, tolerance);
+      }
+      const double want = !meaning.use_softmax ? kUntouched
+                          : padding            ? -std::numeric_limits<double>::infinity()
+                                               : expected.lse[at];
+      compare(lse[at], want, "lse", row, h, 0, lse_tolerance);
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+  return static_cast<int>(plan.merge_sources.size());
+}
+
+}  // namespace plait::test
