@@ -39,6 +39,9 @@ EVERY_CUDA = Limits(formats=FORMATS | DEVICE_FORMATS)
 SM90A = Limits(("bfloat16", "float16"), ((128, 128),),
                ((128, 128, "bfloat16"), (128, 128, "float16")), FORMATS | DEVICE_FORMATS,
                PAGE_FORMATS)
+SM80 = Limits(("bfloat16", "float16"),
+              custom=((64, 64, "bfloat16"), (128, 128, "float16"), (40, 40, "bfloat16")),
+              formats=FORMATS | DEVICE_FORMATS)
 
 
 def formats_and_variants(limits, seed=1):

@@ -37,7 +37,9 @@ struct AttentionConfig {
   Device device;
   float sm_scale = 0;                     // 0: 1 / sqrt(head_dim_qk)
   Scheduler scheduler = Scheduler::kAuto;
-  std::string kernel = "auto";            // cuda: "plain", the slow, obvious kernel; "sm90a".
+  std::string kernel = "auto";            // cuda: "plain", the slow, obvious kernel; "sm90a";
+                                          //   "sm80", also with a tile: "sm80 128x64x2" (query rows
+                                          //   x keys x stages).
                                           //   cpu: "cpu", the same as "auto"; of built-in variants
                                           //   also "cpu x86-64-v4", "cpu x86-64-v3" and "cpu
                                           //   baseline", where the machine has these instructions
@@ -89,7 +91,7 @@ class Attention {
   const AttentionConfig& config() const;
   std::shared_ptr<Workspace> workspace() const;
   const PlanTarget& target() const;
-  std::string kernel_name() const;        // what runs: "cpu", "plain", "sm90a ..."
+  std::string kernel_name() const;        // what runs: "cpu", "plain ...", "sm80 ..."
 
   // Once a step. Never waits for the device. Refused while `stream` captures.
   void plan(const Batch& batch, Stream stream = nullptr);

@@ -106,7 +106,8 @@ plait_status plait_workspace_bytes(const plait_config* config, int64_t* bytes);
 /* Compiles and loads the kernels. `attention` is set only on PLAIT_OK. */
 plait_status plait_attention_create(const plait_config* config, plait_attention** attention);
 void plait_attention_destroy(plait_attention* attention); /* NULL is taken */
-/* What runs: "cpu ...", "plain ...", "sm90a ...". Valid until the attention is destroyed. */
+/* What runs: "cpu ...", "plain ...", "sm80 ...", "sm90 ...". Valid until the attention is
+ * destroyed. */
 const char* plait_kernel_name(const plait_attention* attention);
 
 /* Which of a table's arrays are on the device. */

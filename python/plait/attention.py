@@ -141,7 +141,8 @@ class Attention:
     that of q, K, V and out: "float32", "bfloat16" or "float16" (NumPy's bfloat16 is uint16).
     bounds are the capacities that grid, workspace and kernels follow from. workspace may be shared;
     None makes one. sm_scale: 1 / sqrt(head_dim_qk). kernel: "auto"; on CUDA "plain", the slow,
-    obvious one, or "sm90a"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
+    obvious one, "sm80", also with a tile as in "sm80 128x64x2" (query rows x keys x stages), or
+    "sm90a"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
     built-in variants, where the machine has these instructions.
     Raises ValueError for what no kernel takes, RuntimeError without driver, NVRTC or memory.
     Not for two threads at once: plan() and run() raise ValueError then.
@@ -212,7 +213,7 @@ class Attention:
 
     @property
     def kernel_name(self) -> str:
-        """What runs: "cpu ...", "plain ...", "sm90a ..."."""
+        """What runs: "cpu ...", "plain ...", "sm80 ...", "sm90 ..."."""
         return self._impl.kernel_name
 
     @property

@@ -25,8 +25,30 @@ inline constexpr KernelCost kSm90DecodeCost{{1.0f, 0.0f}, {0.0322f, 0.0f}, 1.5f,
 // 16 rows on CUDA cores, four CTAs a multiprocessor: a guess, for balance alone.
 inline constexpr KernelCost kPlainCost{{3.0f, 0.0f}, {0.06f, 0.0f}, 3.0f, 128};
 
-inline const KernelCost& cost_of(const KernelConfig& config) {
-  if (config.shapes[0].mma == Mma::kScalar) return kPlainCost;
+// The sm80 template, from two rates that it was made for: 333 TFLOP/s with many rows (4 x 4096
+// tokens), 4.2 TB/s with few (64 x 4096), shared by the CTAs of the multiprocessors.
+inline KernelCost sm80_cost(const KernelConfig& config) {
+  KernelCost cost{{0.0f, 0.0f}, {0.0f, 0.0f}, 1.5f, 256};
+  const float ctas = 132.0f * config.ctas_per_sm;
+  const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo);
+  for (int i = 0; i < config.num_shapes; ++i) {
+    const float flop = 2 * dims * config.shapes[i].tile_q, bytes = 2 * dims;
+    const float by_flop = flop * ctas / 333e6f, by_bytes = bytes * ctas / 4.2e6f;
+    cost.us_per_key[i] = by_flop > by_bytes ? by_flop : by_bytes;
+    cost.fixed_us[i] = config.shapes[i].tile_q > 32 ? 5.0f : 2.0f;
+  }
+  return cost;
+}
+
+inline KernelCost cost_of(const KernelConfig& config) {
+  switch (template_of(config)) {
+    case Template::kPlain:
+      return kPlainCost;
+    case Template::kSm80:
+      return sm80_cost(config);
+    case Template::kSm90:
+      break;
+  }
   return config.ctas_per_sm > 1 ? kSm90DecodeCost : kSm90MixedCost;
 }
 

@@ -27,11 +27,9 @@ using cuda::DeviceBuffer;
 using cuda::driver;
 using cuda::GpuDevice;
 
-bool is_sm90(const KernelConfig& kernel) { return kernel.shapes[0].mma == Mma::kWgmma; }
-
 PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel,
                        const cuda::GpuInfo& gpu) {
-  const cuda::KernelCost& cost = cuda::cost_of(kernel);
+  const cuda::KernelCost cost = cuda::cost_of(kernel);
   PlanTarget target;
   target.num_ctas = gpu.num_multiprocessors * kernel.ctas_per_sm;
   if (config.max_ctas > 0) target.num_ctas = std::min(target.num_ctas, config.max_ctas);
@@ -49,13 +47,14 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   return target;
 }
 
-// The sm90 kernel moves K, V and Q in units of 16 bytes.
-void check_aligned(const char* name, const void* address, std::initializer_list<i64> strides) {
+// The sm80 and sm90 kernels move K, V and Q in units of 16 bytes.
+void check_aligned(const char* kernel, const char* name, const void* address,
+                   std::initializer_list<i64> strides) {
   check(reinterpret_cast<std::uintptr_t>(address) % 16 == 0, "run: ", name, " starts at ", address,
-        "; kernel sm90a wants it 16-byte aligned (kernel=\"plain\" takes any alignment)");
+        "; kernel ", kernel, " wants it 16-byte aligned (kernel=\"plain\" takes any alignment)");
   for (const i64 stride : strides) {
-    check(stride % 8 == 0, "run: ", name, " has a stride of ", stride,
-          " elements; kernel sm90a wants multiples of 8, that is 16 bytes (kernel=\"plain\" takes "
+    check(stride % 8 == 0, "run: ", name, " has a stride of ", stride, " elements; kernel ", kernel,
+          " wants multiples of 8, that is 16 bytes (kernel=\"plain\" takes "
           "any stride)");
   }
 }
@@ -165,7 +164,8 @@ class CudaExecutor : public Executor {
       std::memcpy(argument + bytes, data, size);
       bytes += size;
     };
-    if (is_sm90(kernel_config_)) {
+    if (kernel_kind_ != Template::kPlain) check_aligned_for_copies(params);
+    if (kernel_kind_ == Template::kSm90) {
       const Sm90Maps maps = sm90_maps(params);
       append(&maps, sizeof maps);
     }
@@ -211,23 +211,28 @@ class CudaExecutor : public Executor {
     return static_cast<unsigned*>(packed_masks_.back().data());
   }
 
+  void check_aligned_for_copies(const Params& p) const {
+    const char* kernel = kernel_kind_ == Template::kSm90 ? "sm90a" : "sm80";
+    const bool paged = config_.kv.kind != KvFormat::kRagged;
+    // The stride of a dimension with one element is never used, and may be anything.
+    const auto check_kv = [&](const char* name, const void* address, const KvStrides& stride) {
+      if (p.num_kv_blocks == 0) return;  // any strides, and no address
+      const bool one_row = paged ? p.block_size == 1 : p.num_kv_blocks == 1;
+      check_aligned(kernel, name, address,
+                    {paged && p.num_kv_blocks > 1 ? stride.block : 0, one_row ? 0 : stride.token,
+                     p.num_kv_heads > 1 ? stride.head : 0});
+    };
+    check_aligned(
+        kernel, "q", p.q,
+        {p.num_rows > 1 ? p.q_stride.token : 0, p.num_qo_heads > 1 ? p.q_stride.head : 0});
+    check_kv("k", p.k, p.k_stride);
+    check_kv("v", p.v, p.v_stride);
+  }
+
   Sm90Maps sm90_maps(const Params& p) {
     const Loader loader = kernel_config_.loader;
     const int page_size = config_.kv.kind == KvFormat::kRagged ? 0 : p.block_size;
     const bool empty = p.num_kv_blocks == 0;  // such a tensor may have any strides, and no address
-    // The stride of a dimension with one element is never used, and may be anything.
-    const auto check_kv = [&](const char* name, const void* address, const KvStrides& stride) {
-      if (empty) return;
-      const bool one_row = page_size == 0 ? p.num_kv_blocks == 1 : page_size == 1;
-      check_aligned(name, address,
-                    {page_size > 0 && p.num_kv_blocks > 1 ? stride.block : 0,
-                     one_row ? 0 : stride.token, p.num_kv_heads > 1 ? stride.head : 0});
-    };
-    check_aligned(
-        "q", p.q,
-        {p.num_rows > 1 ? p.q_stride.token : 0, p.num_qo_heads > 1 ? p.q_stride.head : 0});
-    check_kv("k", p.k, p.k_stride);
-    check_kv("v", p.v, p.v_stride);
     Sm90Maps maps{};
     if (loader == Loader::kGather) return maps;
     maps.box_rows = loader == Loader::kAffine
@@ -252,6 +257,7 @@ class CudaExecutor : public Executor {
   const AttentionConfig config_;
   GpuDevice& device_;
   const KernelConfig kernel_config_;
+  const Template kernel_kind_ = template_of(kernel_config_);
   const PlanTarget target_;
   std::shared_ptr<const cuda::Kernel> kernel_, upload_, pack_mask_;
   DeviceBuffer head_;                 // PlanView: its address is what captured graphs know

@@ -1,5 +1,9 @@
 #include "cuda/kernel_choice.h"
 
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/tile_choice.h"
 #include "plait/error.h"
 
 namespace plait::cuda {
@@ -22,6 +26,8 @@ KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader 
           .num_shapes = 1,
           .shapes = {{Mma::kScalar, tile_q, 1}}};
 }
+
+bool sm80_takes(Dtype dtype) { return dtype == Dtype::kBfloat16 || dtype == Dtype::kFloat16; }
 
 bool sm90_takes(Dtype dtype, int head_dim_qk, int head_dim_vo) {
   return (dtype == Dtype::kBfloat16 || dtype == Dtype::kFloat16) && head_dim_qk == 128 &&
@@ -74,33 +80,69 @@ bool decode_only(const AttentionConfig& config) {
          static_cast<long long>(config.bounds.longest_q()) * group_size <= 64;
 }
 
+TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loader loader) {
+  const long long group_size = config.num_qo_heads / config.num_kv_heads;
+  const Bounds& bounds = config.bounds;
+  TileQuery query{.arch = arch,
+                  .dtype = config.dtype,
+                  .head_dim_qk = config.head_dim_qk,
+                  .head_dim_vo = config.head_dim_vo,
+                  .loader = loader,
+                  .average_rows = 0,
+                  .most_rows = bounds.longest_q() * group_size};
+  const long long requests = std::max(bounds.requests, 1);
+  const long long average_len =
+      std::min<long long>((bounds.query_tokens + requests - 1) / requests, bounds.longest_q());
+  query.average_rows = average_len * group_size;
+  // A level of a composed format collects the queries of many requests.
+  if (config.kv.num_levels > 1) {
+    query.average_rows = query.most_rows = bounds.query_tokens * group_size;
+  }
+  return query;
+}
+
+bool is_sm80(const std::string& kernel) {
+  return kernel == "sm80" || kernel.rfind("sm80 ", 0) == 0;
+}
+
 }  // namespace
 
 KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arch) {
   const bool ragged = config.kv.kind == KvFormat::kRagged;
-  const KernelConfig plain = plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo,
-                                          ragged ? Loader::kAffine : Loader::kGather);
-  if (config.kernel == "plain") return plain;
-  const bool takes = sm90_takes(config.dtype, config.head_dim_qk, config.head_dim_vo);
-  if (config.kernel == "sm90a") {
-    check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
+  const Loader copies = ragged ? Loader::kAffine : Loader::kGather;  // row by row
+  const bool sm80_arch = std::atoi(arch.c_str()) >= 80;
+  const bool sm80 = sm80_arch && sm80_takes(config.dtype);
+  const bool sm90 = sm90_takes(config.dtype, config.head_dim_qk, config.head_dim_vo);
+  if (is_sm80(config.kernel)) {
+    check(sm80_arch, "kernel 'sm80' needs a GPU of compute capability 8.0 or later, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
-    check(takes,
-          "kernel 'sm90a' takes head_dim_qk = head_dim_vo = 128 in bfloat16 or float16, not ",
-          config.head_dim_qk, " and ", config.head_dim_vo, " in ", to_string(config.dtype),
+    check(sm80, "kernel 'sm80' takes bfloat16 and float16, not ", to_string(config.dtype),
           "; 'auto' and 'plain' run it");
   }
   if (config.kernel == "sm90a") {
+    check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
+          to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
+    check(sm90, "kernel 'sm90a' takes head_dim_qk = head_dim_vo = 128 in bfloat16 or float16, not ",
+          config.head_dim_qk, " and ", config.head_dim_vo, " in ", to_string(config.dtype),
+          "; 'auto' and 'plain' run it");
     check(!config.variant.custom_mask(),
           "kernel 'sm90a' takes no custom_mask() yet; 'auto' and "
           "'plain' run it");
   }
-  if (arch != "90a" || !takes || config.variant.custom_mask()) return plain;
-  // Boxes of a page are whole periods of the swizzle: 8 rows.
-  const Loader loader = ragged                         ? Loader::kAffine
-                        : config.kv.page_size % 8 == 0 ? Loader::kPaged
-                                                       : Loader::kGather;
-  return sm90_config(config.dtype, loader, decode_only(config));
+  const bool any = config.kernel == "auto";
+  if (config.kernel == "sm90a" || (any && arch == "90a" && sm90 && !config.variant.custom_mask())) {
+    // Boxes of a page are whole periods of the swizzle: 8 rows.
+    const Loader loader = ragged                         ? Loader::kAffine
+                          : config.kv.page_size % 8 == 0 ? Loader::kPaged
+                                                         : Loader::kGather;
+    return sm90_config(config.dtype, loader, decode_only(config));
+  }
+  if (is_sm80(config.kernel) || (any && sm80)) {
+    const TileQuery query = tile_query(config, arch, copies);
+    return config.kernel.size() > 5 ? forced_tile(query, config.kernel.substr(5))
+                                    : choose_tiles(query);
+  }
+  return plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo, copies);
 }
 
 }  // namespace plait::cuda

@@ -11,6 +11,9 @@ namespace plait::cuda {
 // kernels/plain.cuh: any dtype and head dim.
 KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader);
 
+// Whether kernels/sm80/attention.cuh takes it; its configurations are those of tile_choice.h.
+bool sm80_takes(Dtype dtype);
+
 // Whether kernels/sm90/attention.cuh takes these; sm90_config requires it.
 bool sm90_takes(Dtype dtype, int head_dim_qk, int head_dim_vo);
 // decode_only: no row block has more than 64 packed rows; a small kernel, two CTAs a

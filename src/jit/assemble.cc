@@ -5,6 +5,7 @@
 #include "jit/jit.h"
 #include "jit/texts.h"
 #include "plait/error.h"
+#include "sm80/layout.h"
 #include "sm90/smem.h"
 #include "variants/functors.h"
 
@@ -228,6 +229,7 @@ std::string describe(const KernelConfig& c) {
   for (int i = 0; i < c.num_shapes; ++i) {
     shapes += concat(i ? "+" : "", c.shapes[i].tile_q, "x", c.tile_kv);
   }
+  if (template_of(c) == Template::kSm80) shapes += concat("x", c.num_stages);
   std::string dims = concat("d", c.head_dim_qk);
   if (c.head_dim_vo != c.head_dim_qk) dims += concat("/", c.head_dim_vo);
   return concat(short_name(c.dtype_q), " ", dims, " ", short_name(c.loader), " ", shapes);
@@ -272,26 +274,40 @@ std::string variant_source(const Variant& variant) {
 }
 
 KernelSource assemble_attention(const KernelConfig& config, const Variant& variant) {
-  const bool sm90 = config.shapes[0].mma == Mma::kWgmma;
+  const Template kind = template_of(config);
   for (int i = 0; i < config.num_shapes; ++i) {
-    if ((config.shapes[i].mma == Mma::kWgmma) != sm90) {
-      fail("assemble: shape ", i, " mixes scalar and wgmma shapes in one kernel");
+    if ((config.shapes[i].mma == Mma::kWgmma) != (kind == Template::kSm90)) {
+      fail("assemble: shape ", i, " mixes wgmma and other shapes in one kernel");
     }
   }
+  struct Form {
+    const char *name, *include, *call;
+    int num_threads, smem_bytes;
+  };
+  const Form forms[] = {
+      {"plain", "plain.cuh", "VariantCall", kPlainThreads, 0},
+      {"sm80", "sm80/attention.cuh", "VariantCall", sm80::num_threads(config),
+       sm80_smem_bytes(config)},
+      {"sm90", "sm90/attention.cuh", "Sm90Call", sm90::num_threads(config),
+       sm90_smem_bytes(config)},
+  };
+  const Form& form = forms[static_cast<int>(kind)];
   KernelSource source;
-  source.name = concat(sm90 ? "sm90 " : "plain ", describe(config), " ", names_of_parts(variant));
+  source.name = concat(form.name, " ", describe(config), " ", names_of_parts(variant));
   source.variant_name = variant.name();
   source.entry = "plait_attention";
-  source.num_threads = sm90 ? sm90::num_threads(config) : kPlainThreads;
-  source.smem_bytes = sm90 ? sm90_smem_bytes(config) : 0;
+  source.num_threads = form.num_threads;
+  source.smem_bytes = form.smem_bytes;
   const std::string same_threads =
-      sm90 ? "" : concat("static_assert(plain::kNumThreads == ", kPlainThreads, ");\n");
-  source.text = concat(
-      "#include \"", sm90 ? "sm90/attention.cuh" : "plain.cuh", "\"\n", variant_source(variant),
-      "namespace plait {\n", same_threads, "extern \"C\" __global__ void __launch_bounds__(",
-      source.num_threads, ", ", config.ctas_per_sm, ") ", source.entry, "(const __grid_constant__ ",
-      sm90 ? "Sm90Call" : "VariantCall", "<Variant> call) {\n  ", sm90 ? "sm90" : "plain",
-      "::attention<", literal(config), ", Variant>(call);\n}\n}\n");
+      kind == Template::kPlain
+          ? concat("static_assert(plain::kNumThreads == ", kPlainThreads, ");\n")
+          : "";
+  source.text =
+      concat("#include \"", form.include, "\"\n", variant_source(variant), "namespace plait {\n",
+             same_threads, "extern \"C\" __global__ void __launch_bounds__(", source.num_threads,
+             ", ", config.ctas_per_sm, ") ", source.entry, "(const __grid_constant__ ", form.call,
+             "<Variant> call) {\n  ", form.name, "::attention<", literal(config),
+             ", Variant>(call);\n}\n}\n");
   return source;
 }
 

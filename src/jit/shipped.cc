@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/kernel_choice.h"
+#include "cuda/tile_choice.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "plait/error.h"
@@ -19,15 +20,28 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
   const Variant variants[] = {full(), soft_cap(30.0f)};
   std::vector<KernelSource> kernels;
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBfloat16, Dtype::kFloat16}) {
+    kernels.push_back(assemble_utility("merge_states", dtype, "MergeStatesCall", kUtilityThreads));
+    const bool plain = arch == "75" || !cuda::sm80_takes(dtype);
     for (const int head_dim : {64, 128}) {
       for (const Loader loader : {Loader::kAffine, Loader::kGather}) {
-        for (const Variant& variant : variants) {
-          const KernelConfig config = cuda::plain_config(dtype, head_dim, head_dim, loader);
-          kernels.push_back(assemble_attention(config, variant));
+        if (plain) {
+          for (const Variant& variant : variants) {
+            const KernelConfig config = cuda::plain_config(dtype, head_dim, head_dim, loader);
+            kernels.push_back(assemble_attention(config, variant));
+          }
+          continue;
+        }
+        // Decode of groups of 2 to 16 heads; prefill beside it.
+        for (const int rows : {16, 128}) {
+          const KernelConfig config =
+              cuda::choose_tiles({arch, dtype, head_dim, head_dim, loader, rows, rows});
+          kernels.push_back(assemble_attention(config, full()));
+          if (dtype == Dtype::kBfloat16 && loader == Loader::kGather) {
+            kernels.push_back(assemble_attention(config, soft_cap(30.0f)));
+          }
         }
       }
     }
-    kernels.push_back(assemble_utility("merge_states", dtype, "MergeStatesCall", kUtilityThreads));
   }
   kernels.push_back(assemble_utility("append_kv", std::nullopt, "AppendKvCall", kUtilityThreads));
   kernels.push_back(assemble_utility("pack_mask", std::nullopt, "PackMaskCall", kUtilityThreads));

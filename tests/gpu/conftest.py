@@ -37,5 +37,5 @@ def device(request):
 
 @pytest.fixture(scope="session", params=["auto", "plain"])
 def kernel(request):
-    """auto: the sm90a kernel where it takes the shape, else the plain one."""
+    """auto: sm90a where it takes the shape, else sm80, of float32 plain."""
     return request.param

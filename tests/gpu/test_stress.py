@@ -36,8 +36,8 @@ def random_case(seed, limits):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name,limits", [("plain", matrix.EVERY_CUDA), ("sm90a", matrix.SM90A)],
-                         ids=["plain", "sm90a"])
+@pytest.mark.parametrize("name,limits", [("plain", matrix.EVERY_CUDA), ("sm80", matrix.SM80),
+                                         ("sm90a", matrix.SM90A)], ids=["plain", "sm80", "sm90a"])
 def test_random_case(name, limits, seed):
     from test_attention_gpu import IS_HOPPER
     if name == "sm90a" and not IS_HOPPER:

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "cuda/kernel_choice.h"
+#include "cuda/tile_choice.h"
 #include "jit/jit.h"
 #include "jit/support.h"
 #include "required.h"
@@ -274,6 +275,22 @@ INSTANTIATE_TEST_SUITE_P(
                       OnDemand{"norms_and_rope", rms_norm_q() | rms_norm_k() | rope()},
                       OnDemand{"mask_bias_and_cap", custom_mask() | alibi() | soft_cap(30)}),
     [](const auto& info) { return info.param.name; });
+
+// All tiles of the sm80 template, beyond those that are chosen.
+TEST_F(Nvrtc, EverySm80TileCompilesWithoutSpills) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "says nothing about host code; the plain build compiles them";
+#endif
+  for (const int tile_q : {1, 16, 32, 64, 128}) {
+    for (const int tile_kv : {32, 64, 128}) {
+      const KernelConfig config =
+          cuda::forced_tile({"90a", Dtype::kFloat16, 128, 128, Loader::kGather, 1, 1},
+                            concat(tile_q, "x", tile_kv, "x1"));
+      const KernelSource source = assemble_attention(config, full());
+      EXPECT_EQ(compile_cubin_uncached(source, "90a").resources.spill_bytes, 0) << source.name;
+    }
+  }
+}
 
 class NvrtcShipped : public Nvrtc, public ::testing::WithParamInterface<std::string> {};
 

@@ -23,7 +23,7 @@ class Bench(str, Enum):
 def bench_command(
     which: Annotated[Bench, typer.Argument(help="prefill and decode need a GPU")],
     device: Annotated[str, typer.Option(help="of prefill and decode")] = "cuda",
-    kernel: Annotated[str, typer.Option(help="of prefill and decode: auto, plain, sm90a")] = "auto",
+    kernel: Annotated[str, typer.Option(help="of prefill and decode: auto, plain, sm80, sm90a")] = "auto",
     json: Annotated[
         bool, typer.Option("--json", help="a list of case, metric, value, unit")
     ] = False,

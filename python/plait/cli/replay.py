@@ -23,7 +23,7 @@ def replay_command(
     head_dim: Annotated[int, typer.Option()] = Options.head_dim,
     page_size: Annotated[int, typer.Option(help="tokens a page")] = Options.page_size,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16")] = Options.dtype,
-    kernel: Annotated[str, typer.Option(help="auto, plain, sm90a")] = Options.kernel,
+    kernel: Annotated[str, typer.Option(help="auto, plain, sm80, sm90a")] = Options.kernel,
     scheduler: Annotated[str, typer.Option(help="auto, lpt")] = Options.scheduler,
     scale: Annotated[
         str, typer.Option(help="of lengths and of the 512-token blocks alike")

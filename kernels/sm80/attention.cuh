@@ -1,0 +1,124 @@
+// The attention kernel of sm_80 and of every later architecture without a template of its own:
+// persistent CTAs whose warps all load (cp.async, load.cuh) and all compute, on mma.sync
+// (mma_tile.cuh) or, a row at a time, on CUDA cores (scalar_tile.cuh). Every format and every shape
+// of the configuration runs in this one loop. docs/kernels.md draws it.
+#pragma once
+#include "sm80/load.cuh"
+#include "sm80/mma_tile.cuh"
+#include "sm80/scalar_tile.cuh"
+#include "sm80/softmax.cuh"
+#include "sm80/store.cuh"
+
+namespace plait::sm80 {
+
+template <KernelConfig kConfig>
+PLAIT_DEVICE void check_config() {
+  static_assert(kConfig.dtype_q == kConfig.dtype_kv && kConfig.dtype_q == kConfig.dtype_out &&
+                    bytes_of(kConfig.dtype_q) == 2,
+                "the sm80 template takes bfloat16 or float16 throughout");
+  static_assert(kConfig.head_dim_qk % 8 == 0 && kConfig.head_dim_vo % 8 == 0,
+                "rows are copied in units of 8 elements");
+  static_assert(kConfig.num_stages >= 1, "K and V need a stage");
+  static_assert(sizeof(Smem<kConfig>) <= sm80_smem_bytes(kConfig), "the host launches with this");
+}
+
+// Hands the item's head-th kv head to all threads: the unit, and the rows of its tile.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void start_unit(const VariantCall<Variant>& call, Smem<kConfig>& smem, int item_index,
+                             int head, int tile_q) {
+  using Traits = VariantTraits<Variant>;
+  const Params& params = call.params;
+  const PlanView& plan = *params.plan;
+  const WorkItem& item = plan.items[item_index];
+  const RowBlock& block = plan.row_blocks[item.row_block];
+  __syncthreads();  // the unit before is stored
+  if (threadIdx.x == 0) {
+    Unit& unit = smem.unit;
+    unit.item_index = item_index;
+    unit.head = head;
+    unit.table = plan.tables[block.level];
+    unit.first_entry = first_entry(unit.table, block);
+    unit.kv_head = item.kv_head_begin + head;
+    unit.num_rows = item.num_rows;
+    unit.kv_end = item.kv_end;
+    unit.kv_pos_begin = block.kv_pos_begin;
+    unit.tiles = tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    unit.num_tiles = unit.tiles.size();
+    unit.full_tiles = full_tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    if constexpr (Traits::kHasKeyTransform || Traits::kHasValueTransform) {
+      unit.request = request_of_keys(plan, block);
+    }
+  }
+  for (int row = threadIdx.x; row < tile_q; row += num_threads(kConfig)) {
+    const PackedRow packed =
+        packed_row(plan, block, item.first_row + (row < item.num_rows ? row : 0),
+                   item.kv_head_begin + head, params.group_size);
+    smem.rows[row] = {packed.token, packed.qo_head, plan.token_request[packed.token],
+                      plan.token_position[packed.token]};
+  }
+  __syncthreads();
+}
+
+// The unit's tiles, in one shape; K and V of the first are under way.
+template <KernelConfig kConfig, class Variant, int kShape>
+PLAIT_DEVICE void attend(const VariantCall<Variant>& call, Smem<kConfig>& smem,
+                         Loader<kConfig, Variant>& loader) {
+  using Tile = Select<kConfig.shapes[kShape].mma == Mma::kScalar, ScalarTile<kConfig, kShape>,
+                      MmaTile<kConfig, kShape>>;
+  Tile tile;
+  Softmax<Variant, Tile> softmax;
+  softmax.clear();
+  tile.clear_output();
+#pragma unroll 1
+  for (int j = 0; j < smem.unit.num_tiles; ++j) {
+    const int stage = j % kConfig.num_stages;
+    loader.await_k(j, stage);
+    tile.multiply_q_k(smem.q, smem.ring.k[stage]);
+    softmax.transform(call, smem.unit, smem.rows, j, kConfig.tile_kv, tile);
+    softmax.weigh(call.params, tile);
+    loader.await_v(j, stage);
+    tile.add_p_v(smem.ring.v[stage]);
+  }
+  store_rows<kConfig, Variant>(call, smem, tile, softmax);
+}
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
+  check_config<kConfig>();
+  Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
+  const Params& params = call.params;
+  const PlanView& plan = *params.plan;
+  if (static_cast<int>(blockIdx.x) < plan.num_ctas) {
+    int item_index = plan.cta_item_indptr[blockIdx.x], head = 0;
+#pragma unroll 1
+    while (item_index < plan.cta_item_indptr[blockIdx.x + 1]) {
+      const bool first_shape = kConfig.num_shapes == 1 || plan.items[item_index].shape == 0;
+      const int tile_q = kConfig.shapes[first_shape ? 0 : 1].tile_q;
+      start_unit<kConfig, Variant>(call, smem, item_index, head, tile_q);
+      Loader<kConfig, Variant> loader{call, smem};
+      if (smem.unit.num_tiles > 0) loader.start(tile_q);
+      if (first_shape) {
+        attend<kConfig, Variant, 0>(call, smem, loader);
+      } else if constexpr (kConfig.num_shapes > 1) {
+        attend<kConfig, Variant, 1>(call, smem, loader);
+      }
+      // From shared memory, and from the plan anew: nothing of it is kept in registers meanwhile.
+      item_index = smem.unit.item_index;
+      head = smem.unit.head;
+      const WorkItem& item = plan.items[item_index];
+      if (item.partial_row >= 0) {
+        constexpr int kThreads = num_threads(kConfig);
+        arrive_and_merge<kConfig, Variant>(
+            params, call.variant, plan, plan.row_blocks[item.row_block], item,
+            item.kv_head_begin + head, threadIdx.x, kThreads, smem.last, [] { __syncthreads(); });
+      }
+      if (++head == item.num_heads) {
+        head = 0;
+        ++item_index;
+      }
+    }
+  }
+  store_padding_rows<kConfig, Variant>(params, plan, threadIdx.x, num_threads(kConfig));
+}
+
+}  // namespace plait::sm80

@@ -1,0 +1,79 @@
+// Where things lie in the shared memory of the sm80 kernel, as host/device functions that tests
+// enumerate, and how much of it a configuration takes, for the launch and the choice of tiles.
+// A row of Q, K or V is head_dim elements, padded to a multiple of 16, in chunks of 16 bytes. Eight
+// rows at one chunk, which ldmatrix reads at a time, must lie in eight groups of banks: chunks are
+// swizzled by the row where a row has a multiple of eight (128 bytes), else rows are an odd number
+// of chunks apart.
+#pragma once
+#include "host_device/config.h"
+
+namespace plait::sm80 {
+
+inline constexpr int kChunkBytes = 16;  // what one cp.async writes
+inline constexpr int kChunkCols = 8;    // 16-bit elements
+
+PLAIT_HD constexpr int padded(int head_dim) { return (head_dim + 15) / 16 * 16; }
+PLAIT_HD constexpr int num_chunks(int head_dim) { return padded(head_dim) / kChunkCols; }
+PLAIT_HD constexpr bool swizzled(int head_dim) { return num_chunks(head_dim) % 8 == 0; }
+PLAIT_HD constexpr int row_bytes(int head_dim) {
+  return (num_chunks(head_dim) + (swizzled(head_dim) ? 0 : 1)) * kChunkBytes;
+}
+// Byte offset within a tile of chunk `chunk` of `row`.
+PLAIT_HD constexpr int chunk_offset(int head_dim, int row, int chunk) {
+  return row * row_bytes(head_dim) + (swizzled(head_dim) ? chunk ^ (row & 7) : chunk) * kChunkBytes;
+}
+PLAIT_HD constexpr int element_offset(int head_dim, int row, int col) {
+  return chunk_offset(head_dim, row, col / kChunkCols) + col % kChunkCols * 2;
+}
+
+// Lanes that copy one row side by side.
+PLAIT_HD constexpr int lanes_per_row(int head_dim) {
+  const int chunks = num_chunks(head_dim);
+  return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
+}
+
+// The output leaves through shared memory, kSliceCols columns of at most kSliceRows rows a warp at
+// a time; rows are 16 bytes more than that apart.
+inline constexpr int kSliceRows = 16, kSliceCols = 64, kSliceStride = kSliceCols + 4;
+
+PLAIT_HD constexpr int max_tile_q(const KernelConfig& c) {
+  int rows = 0;
+  for (int i = 0; i < c.num_shapes; ++i) {
+    rows = c.shapes[i].tile_q > rows ? c.shapes[i].tile_q : rows;
+  }
+  return rows;
+}
+// Softmax states that the warps of a tile leave: one a row and key split.
+PLAIT_HD constexpr int num_states(const KernelConfig& c) {
+  int states = 0;
+  for (int i = 0; i < c.num_shapes; ++i) {
+    const int of_shape = c.shapes[i].tile_q * c.shapes[i].key_split;
+    states = of_shape > states ? of_shape : states;
+  }
+  return states;
+}
+PLAIT_HD constexpr int num_threads(const KernelConfig& c) { return 32 * c.num_warps; }
+PLAIT_HD constexpr int ring_bytes(const KernelConfig& c) {
+  const int ring = c.num_stages * c.tile_kv * (row_bytes(c.head_dim_qk) + row_bytes(c.head_dim_vo));
+  const int rows = max_tile_q(c) < kSliceRows ? max_tile_q(c) : kSliceRows;
+  const int slices = c.num_warps * rows * kSliceStride * 4;
+  return ring > slices ? ring : slices;
+}
+inline constexpr int kUnitBytes = 128;  // Unit, rounded up
+
+}  // namespace plait::sm80
+
+namespace plait {
+
+// At least sizeof(sm80::Smem).
+PLAIT_HD constexpr int sm80_smem_bytes(const KernelConfig& c) {
+  const int rows = sm80::max_tile_q(c);
+  const int q = (rows * sm80::row_bytes(c.head_dim_qk) + 127) / 128 * 128;
+  const int row_info = rows * 16 + rows * 4;  // RowInfo, last
+  const int addresses = (c.num_stages + 1) * c.tile_kv * 16;
+  const int states = sm80::num_states(c) * 8;
+  return (q + sm80::ring_bytes(c) + row_info + addresses + states + sm80::kUnitBytes + 127) / 128 *
+         128;
+}
+
+}  // namespace plait

@@ -1,0 +1,211 @@
+// How Q, K and V reach shared memory: by cp.async, 16 bytes a lane, every key's row through the
+// block table (affine formats are a table without blocks). All threads load and all compute. K and
+// V go through a ring of kStages tiles each. The order of a unit's copies, in groups:
+//   Q + K(0), V(0), K(1), ... K(S - 1) | K(j) is awaited, V(j + S - 1) issued;
+//                                        V(j) is awaited, K(j + S) issued; and so on
+// so that behind a tile that is awaited always 2 (S - 1) groups are under way, and a copy is issued
+// as soon as all warps have read what it overwrites. One thread a key looks up its block, a tile
+// before its copy is issued, and leaves the row's addresses to all lanes that copy it.
+#pragma once
+#include "host_device/kv_address.h"
+#include "host_device/row.h"
+#include "sm80/smem.cuh"
+
+namespace plait::sm80 {
+
+template <Dtype kDtype, int kHeadDim>
+struct TileRow {  // storage of host_device/row.h
+  unsigned char* tile;
+  int row;
+  PLAIT_HD float get(int i) const {
+    return to_float(
+        *reinterpret_cast<const Storage<kDtype>*>(tile + element_offset(kHeadDim, row, i)));
+  }
+  PLAIT_HD void set(int i, float x) {
+    *reinterpret_cast<Storage<kDtype>*>(tile + element_offset(kHeadDim, row, i)) =
+        from_float<Storage<kDtype>>(x);
+  }
+};
+
+// Calls transform(row index, Row) for rows [0, num_rows) of a tile, eight lanes a row.
+template <int kThreads, Dtype kDtype, int kHeadDim, class F>
+PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, F&& transform) {
+  constexpr int kLanes = 8;
+  const int lane = threadIdx.x % kLanes;
+  const unsigned mask = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
+#pragma unroll 1
+  for (int row = threadIdx.x / kLanes; row < num_rows; row += kThreads / kLanes) {
+    Row<TileRow<kDtype, kHeadDim>, kHeadDim, kLanes> accessor{{tile, row}, lane, mask};
+    transform(row, accessor);
+  }
+}
+
+template <KernelConfig kConfig, class Variant>
+struct Loader {
+  using Traits = VariantTraits<Variant>;
+  static constexpr int kStages = kConfig.num_stages, kTileKv = kConfig.tile_kv;
+  static constexpr int kThreads = num_threads(kConfig);
+  static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
+  static constexpr bool kAffine = kConfig.loader == plait::Loader::kAffine;
+  static_assert(kTileKv <= kThreads, "a thread looks up one key of a tile");
+
+  const VariantCall<Variant>& call;
+  Smem<kConfig>& smem;
+  int next_block = 0;  // of this thread's key, looked up for the next tile
+
+  // Q of tile_q rows, and the first copies. The unit has tiles.
+  PLAIT_DEVICE void start(int tile_q) {
+    copy_q(tile_q);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kStages * kTileKv; i += kThreads) {
+      store_address(i / kTileKv, i % kTileKv, look_up(i / kTileKv, i % kTileKv));
+    }
+    next_block = look_up(kStages, threadIdx.x);
+    __syncthreads();
+#pragma unroll 1
+    for (int j = 0; j < kStages; ++j) {
+      issue_k(j, j);
+      if (j + 1 < kStages) issue_v(j, j);
+    }
+  }
+
+  // K of tile j, and with the first one Q, is there for all threads.
+  PLAIT_DEVICE void await_k(int j, int stage) {
+    store_address(j + kStages, threadIdx.x, next_block);
+    ptx::cp_async_wait<2 * (kStages - 1)>();
+    __syncthreads();
+    issue_v(j + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
+    if constexpr (Traits::kHasQueryTransform) {
+      if (j == 0) transform_q();
+    }
+    if constexpr (Traits::kHasKeyTransform) {
+      const int first = smem.unit.tiles[j] * kTileKv;
+      transform_rows<kThreads, kConfig.dtype_kv, kDimQk>(
+          smem.ring.k[stage], min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+            Variant::key_transform(
+                call.variant,
+                {smem.unit.request, smem.unit.kv_pos_begin + first + row, smem.unit.kv_head},
+                accessor);
+          });
+    }
+    if constexpr (Traits::kHasKeyTransform || Traits::kHasQueryTransform) __syncthreads();
+  }
+
+  PLAIT_DEVICE void await_v(int j, int stage) {
+    ptx::cp_async_wait<2 * (kStages - 1)>();
+    __syncthreads();
+    issue_k(j + kStages, stage);
+    next_block = look_up(j + kStages + 1, threadIdx.x);
+    if constexpr (Traits::kHasValueTransform) {
+      const int first = smem.unit.tiles[j] * kTileKv;
+      transform_rows<kThreads, kConfig.dtype_kv, kDimVo>(
+          smem.ring.v[stage], min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+            Variant::value_transform(
+                call.variant,
+                {smem.unit.request, smem.unit.kv_pos_begin + first + row, smem.unit.kv_head},
+                accessor);
+          });
+      __syncthreads();
+    }
+  }
+
+ private:
+  // Block of key `i` of the unit's tile j; 0 where there is none. (Affine: nothing to look up.)
+  PLAIT_DEVICE int look_up(int j, int i) {
+    const Unit& unit = smem.unit;
+    if (kAffine || j >= unit.num_tiles || i >= kTileKv) return 0;
+    const int position = unit.tiles[j] * kTileKv + i;
+    if (position >= unit.kv_end) return 0;
+    return static_cast<int>(
+        key_slot(unit.table, unit.first_entry, call.params.block_size, position).block);
+  }
+
+  // Where that key lies, for whoever copies it.
+  PLAIT_DEVICE void store_address(int j, int i, int block) {
+    const Params& params = call.params;
+    const Unit& unit = smem.unit;
+    if (j >= unit.num_tiles || i >= kTileKv) return;
+    const int position = unit.tiles[j] * kTileKv + i;
+    KeyAddress address{static_cast<const unsigned char*>(params.k),
+                       static_cast<const unsigned char*>(params.v)};
+    if (position < unit.kv_end) {
+      const KeySlot slot = kAffine ? KeySlot{unit.first_entry + position, 0}
+                                   : KeySlot{block, position % params.block_size};
+      address.k += 2 * key_offset(params.k_stride, slot, unit.kv_head, kAffine);
+      address.v += 2 * key_offset(params.v_stride, slot, unit.kv_head, kAffine);
+    }
+    addresses(j)[i] = address;
+  }
+  PLAIT_DEVICE KeyAddress* addresses(int j) { return smem.addresses[j % (kStages + 1)]; }
+
+  PLAIT_DEVICE void issue_k(int j, int stage) {
+    if (j < smem.unit.num_tiles) {
+      copy_rows<kDimQk, kTileKv>(smem.ring.k[stage], kTileKv, num_keys(j),
+                                 [from = addresses(j)](int row) { return from[row].k; });
+    }
+    ptx::cp_async_commit();
+  }
+  PLAIT_DEVICE void issue_v(int j, int stage) {
+    if (j < smem.unit.num_tiles) {
+      copy_rows<kDimVo, kTileKv>(smem.ring.v[stage], kTileKv, num_keys(j),
+                                 [from = addresses(j)](int row) { return from[row].v; });
+    }
+    ptx::cp_async_commit();
+  }
+  PLAIT_DEVICE int num_keys(int j) const { return smem.unit.kv_end - smem.unit.tiles[j] * kTileKv; }
+
+  PLAIT_DEVICE void copy_q(int tile_q) {
+    const Params& params = call.params;
+    copy_rows<kDimQk, 0>(smem.q, tile_q, smem.unit.num_rows, [&](int row) {
+      const RowInfo& info = smem.rows[row];
+      return static_cast<const unsigned char*>(params.q) +
+             2 * (existing_row(params, info.token) * params.q_stride.token +
+                  info.qo_head * params.q_stride.head);
+    });
+  }
+
+  // Copies rows [0, num_rows) of kHeadDim elements that start at address(row); zeros behind them,
+  // below `rows` (kRows, where that is known), and in the columns that pad a row.
+  template <int kHeadDim, int kRows, class F>
+  static PLAIT_DEVICE void copy_rows(unsigned char* tile, int rows, int num_rows, F&& address) {
+    constexpr int kLanes = lanes_per_row(kHeadDim), kRowsAPass = kThreads / kLanes;
+    if constexpr (kRows == 0) {
+#pragma unroll 1
+      for (int row = threadIdx.x / kLanes; row < rows; row += kRowsAPass) {
+        copy_row<kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
+      }
+    } else {
+#pragma unroll
+      for (int pass = 0; pass < (kRows + kRowsAPass - 1) / kRowsAPass; ++pass) {
+        const int row = pass * kRowsAPass + threadIdx.x / kLanes;
+        if (kRows % kRowsAPass != 0 && row >= kRows) break;
+        copy_row<kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
+      }
+    }
+  }
+
+  // This lane's chunks of a row.
+  template <int kHeadDim, int kLanes>
+  static PLAIT_DEVICE void copy_row(unsigned char* tile, int row, bool valid,
+                                    const unsigned char* from) {
+    const int lane = threadIdx.x % kLanes;
+#pragma unroll
+    for (int i = 0; i < num_chunks(kHeadDim) / kLanes; ++i) {
+      const int chunk = i * kLanes + lane;
+      const bool padding = kHeadDim % 16 != 0 && chunk == kHeadDim / kChunkCols;
+      ptx::cp_async_16(tile + chunk_offset(kHeadDim, row, chunk),
+                       padding ? from : from + chunk * kChunkBytes,
+                       padding || !valid ? 0 : kChunkBytes);
+    }
+  }
+
+  PLAIT_DEVICE void transform_q() {
+    transform_rows<kThreads, kConfig.dtype_q,
+                   kDimQk>(smem.q, smem.unit.num_rows, [&](int row, auto& accessor) {
+      const RowInfo& info = smem.rows[row];
+      Variant::query_transform(call.variant, {info.request, info.position, info.qo_head}, accessor);
+    });
+  }
+};
+
+}  // namespace plait::sm80

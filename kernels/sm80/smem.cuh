@@ -1,0 +1,61 @@
+// The sm80 kernel's shared memory, and a unit of work.
+#pragma once
+#include "host_device/convert.h"
+#include "host_device/softmax_state.h"
+#include "host_device/tile_list.h"
+#include "host_device/variant.h"
+#include "ptx/cp_async.cuh"
+#include "sm80/layout.h"
+#include "tile/rows.cuh"
+
+namespace plait::sm80 {
+
+// A packed row of the unit's tile. Rows beyond the item's are as its first.
+struct alignas(16) RowInfo {
+  int token, qo_head, request, position;
+};
+
+// One item and one of its kv heads, and where the keys of its row block are found. It stays in
+// shared memory: registers are short.
+struct Unit {
+  BlockTable table;
+  i64 first_entry;       // of the table
+  int item_index, head;  // of the plan; of the item
+  int kv_head, num_rows, kv_end, kv_pos_begin;
+  TileList tiles;
+  int num_tiles;
+  FullTiles full_tiles;
+  int request;  // of the keys, for transforms
+};
+static_assert(sizeof(Unit) <= kUnitBytes);
+
+// First byte of a key's row in K and V.
+struct alignas(16) KeyAddress {
+  const unsigned char *k, *v;
+};
+
+template <KernelConfig kConfig>
+struct alignas(128) Smem {
+  static constexpr int kTileQ = max_tile_q(kConfig);
+  struct Ring {
+    unsigned char k[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_qk)];
+    unsigned char v[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_vo)];
+  };
+  static constexpr int kBlockRows = kTileQ < kSliceRows ? kTileQ : kSliceRows;
+  struct Slice {  // of the output
+    float x[kBlockRows][kSliceStride];
+  };
+  // Tiles start at multiples of 128 bytes: MmaTile::advance.
+  alignas(128) unsigned char q[kTileQ * row_bytes(kConfig.head_dim_qk)];
+  union {
+    alignas(128) Ring ring;
+    Slice slices[kConfig.num_warps];  // once the last tile is read
+  };
+  RowInfo rows[kTileQ];
+  KeyAddress addresses[kConfig.num_stages + 1][kConfig.tile_kv];
+  SoftmaxState states[num_states(kConfig)];  // [key split][row of the shape's tile]
+  Unit unit;
+  int last[kTileQ];  // of arrive_and_merge
+};
+
+}  // namespace plait::sm80

@@ -1,0 +1,255 @@
+// The choice of the sm80 template's tiles, against the limits of every architecture and without a
+// GPU: what is chosen fits, runs every row, and follows from bounds in the direction that it
+// should.
+#include "cuda/tile_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cuda/kernel_choice.h"
+#include "plait/error.h"
+#include "sm80/layout.h"
+
+namespace plait::cuda {
+namespace {
+
+constexpr const char* kArchs[] = {"75", "80", "86", "89", "90a", "100", "120"};
+
+TileQuery query(const std::string& arch, int head_dim_qk, int head_dim_vo, long long rows) {
+  return {arch, Dtype::kBfloat16, head_dim_qk, head_dim_vo, Loader::kGather, rows, rows};
+}
+
+TEST(TileChoice, StepOneIsTheSmallestTileThatHoldsTheAverage) {
+  const long long average[] = {1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 100000};
+  const int wanted[] = {16, 16, 16, 32, 32, 64, 64, 128, 128, 128, 128};
+  for (int i = 0; i < 11; ++i)
+    EXPECT_EQ(choose_tile_q(average[i], 100000), wanted[i]) << average[i];
+  EXPECT_EQ(choose_tile_q(1, 1), 1);  // CUDA cores only where no row block can have more
+}
+
+TEST(TileChoice, LimitsOfLaterArchitectures) {
+  EXPECT_EQ(limits_of("90a").arch, 90);
+  EXPECT_EQ(limits_of("103").arch, 100);
+  EXPECT_EQ(limits_of("121").arch, 120);
+  EXPECT_EQ(limits_of("150").arch, 120);
+}
+
+// Every candidate within registers, shared memory and threads, with a multiple of 16 keys and rows
+// a warp, and all CTAs that the kernel is compiled for.
+TEST(TileChoice, CandidatesFit) {
+  int checked = 0;
+  for (const char* arch : kArchs) {
+    const ArchLimits limits = limits_of(arch);
+    for (const int dim : {8, 40, 64, 96, 128, 192, 256}) {
+      for (const int tile_q : {1, 16, 32, 64, 128}) {
+        for (const TileCandidate& candidate :
+             tile_candidates(query(arch, dim, dim, tile_q), tile_q)) {
+          const KernelConfig& c = candidate.config;
+          const int threads = sm80::num_threads(c);
+          EXPECT_EQ(template_of(c), Template::kSm80);
+          EXPECT_EQ(c.ctas_per_sm, candidate.ctas_per_sm);
+          EXPECT_LE(sm80_smem_bytes(c), limits.smem_cta_bytes);
+          EXPECT_LE(c.ctas_per_sm * (sm80_smem_bytes(c) + 1024), limits.smem_bytes);
+          EXPECT_LE(c.ctas_per_sm * threads, limits.max_threads);
+          EXPECT_LE(candidate.registers, 255);
+          EXPECT_LE(c.ctas_per_sm * threads * candidate.registers, kRegistersOfSm);
+          EXPECT_GE(threads, c.tile_kv);
+          EXPECT_GT(candidate.score, 0);
+          EXPECT_EQ(c.shapes[0].tile_q, tile_q);
+          if (c.num_shapes == 2) EXPECT_LT(c.shapes[1].tile_q, tile_q);
+          for (int i = 0; i < c.num_shapes; ++i) {
+            const TileShape& shape = c.shapes[i];
+            ASSERT_EQ(c.num_warps % shape.key_split, 0);
+            ASSERT_EQ(c.tile_kv % shape.key_split, 0);
+            if (shape.tile_q == 1) {
+              EXPECT_EQ(shape.mma, Mma::kScalar);
+              EXPECT_EQ(shape.key_split, c.num_warps);
+            } else {
+              EXPECT_EQ(shape.mma, Mma::kMmaSync);
+              EXPECT_EQ(c.tile_kv / shape.key_split % 16, 0);
+              EXPECT_EQ(shape.tile_q * shape.key_split % (16 * c.num_warps), 0);
+              EXPECT_LE(shape.tile_q * shape.key_split, 32 * c.num_warps);
+            }
+          }
+          ++checked;
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 1000);
+}
+
+TEST(TileChoice, TakesTheBestScore) {
+  for (const char* arch : kArchs) {
+    for (const int dim : {64, 128, 256}) {
+      for (const int rows : {1, 16, 128}) {
+        const KernelConfig chosen = choose_tiles(query(arch, dim, dim, rows));
+        float best = 1e30f, of_chosen = 1e30f;
+        for (const TileCandidate& c :
+             tile_candidates(query(arch, dim, dim, rows), chosen.shapes[0].tile_q)) {
+          best = std::min(best, c.score);
+          if (c.config.tile_kv == chosen.tile_kv && c.config.num_stages == chosen.num_stages &&
+              c.config.num_warps == chosen.num_warps && c.config.num_shapes == chosen.num_shapes) {
+            of_chosen = std::min(of_chosen, c.score);
+          }
+        }
+        EXPECT_EQ(best, of_chosen) << arch << " " << dim << " " << rows;
+      }
+    }
+  }
+}
+
+// Every head dim has a tile on every architecture, no larger than step 1 wants it.
+TEST(TileChoice, EveryHeadDimHasATile) {
+  for (const char* arch : kArchs) {
+    for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
+      for (const int dim_vo : {8, dim_qk, 256}) {
+        for (const int rows : {1, 16, 32, 64, 128}) {
+          const KernelConfig c = choose_tiles(query(arch, dim_qk, dim_vo, rows));
+          EXPECT_LE(c.shapes[0].tile_q, rows);
+          EXPECT_GE(c.ctas_per_sm, 1);
+        }
+      }
+    }
+  }
+}
+
+// head_dim 128 on an H200: what the kernel was made for. Prefill keeps 2 CTAs of 128 rows, 32 a
+// warp, with a shape for the decodes beside it; decode keeps 128 KiB under way.
+TEST(TileChoice, OfAnH200) {
+  const KernelConfig prefill = choose_tiles(query("90a", 128, 128, 16384));
+  EXPECT_EQ(prefill.shapes[0].tile_q, 128);
+  EXPECT_EQ(prefill.num_warps, 4);
+  EXPECT_EQ(prefill.ctas_per_sm, 2);
+  ASSERT_EQ(prefill.num_shapes, 2);
+  EXPECT_EQ(prefill.shapes[1].tile_q, 16);
+  const KernelConfig decode = choose_tiles(query("90a", 128, 128, 4));
+  EXPECT_EQ(decode.shapes[0].tile_q, 16);
+  EXPECT_EQ(decode.num_shapes, 1);
+  EXPECT_GE(decode.ctas_per_sm * (2 * decode.num_stages - 1) * decode.tile_kv * 256, 128 * 1024);
+}
+
+std::string error_of(const std::string& text, const char* arch = "90a", int head_dim = 128) {
+  try {
+    forced_tile(query(arch, head_dim, head_dim, 1), text);
+  } catch (const ArgumentError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(TileChoice, ForcedTiles) {
+  for (const int tile_q : {1, 16, 32, 64, 128}) {
+    for (const int tile_kv : {32, 64, 128}) {
+      const std::string text = std::to_string(tile_q) + "x" + std::to_string(tile_kv) + "x1";
+      const KernelConfig c = forced_tile(query("90a", 128, 128, 1), text);
+      EXPECT_EQ(c.num_shapes, 1);
+      EXPECT_EQ(c.shapes[0].tile_q, tile_q);
+      EXPECT_EQ(c.tile_kv, tile_kv);
+      EXPECT_EQ(c.num_stages, 1);
+    }
+  }
+  for (const char* text : {"", "128", "128x64", "128x64x", "128x64x2x", "128x64x5", "128x64x0",
+                           "48x64x2", "128x48x2", "128 x64x2 "}) {
+    EXPECT_NE(error_of(text).find("attention: kernel is 'sm80 " + std::string(text) +
+                                  "'; a tile is written tile_q x tile_kv x stages"),
+              std::string::npos)
+        << text << ": " << error_of(text);
+  }
+  EXPECT_NE(
+      error_of("128x128x4", "86", 256).find("needs more registers or shared memory than sm_86"),
+      std::string::npos);
+}
+
+// ---- What an Attention gets. ----
+
+AttentionConfig attention(const std::string& kernel = "auto") {
+  AttentionConfig c;
+  c.num_qo_heads = 32;
+  c.num_kv_heads = 8;
+  c.head_dim_qk = c.head_dim_vo = 128;
+  c.kv = paged_kv(16);
+  c.device = {kCuda, 0};
+  c.bounds = {.requests = 64, .query_tokens = 64, .keys = 4096, .max_q_len = 1};
+  c.kernel = kernel;
+  return c;
+}
+
+TEST(KernelChoice, AutoByArchitecture) {
+  AttentionConfig c = attention();
+  EXPECT_EQ(template_of(choose_kernel(c, "75")), Template::kPlain);
+  for (const char* arch : {"80", "86", "87", "89", "100", "103", "120", "121"}) {
+    EXPECT_EQ(template_of(choose_kernel(c, arch)), Template::kSm80) << arch;
+  }
+  EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kSm90);
+  c.head_dim_qk = c.head_dim_vo = 40;  // what sm90 does not take
+  EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kSm80);
+  c.dtype = Dtype::kFloat32;
+  EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kPlain);
+  EXPECT_EQ(template_of(choose_kernel(attention("sm80"), "90a")), Template::kSm80);
+  EXPECT_EQ(template_of(choose_kernel(attention("plain"), "80")), Template::kPlain);
+}
+
+TEST(KernelChoice, ShapesFollowTheBounds) {
+  AttentionConfig c = attention("sm80");
+  EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 16);
+  c.num_kv_heads = 32;  // each query head has its KV head to itself
+  EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 1);
+  c.bounds.max_q_len = 2;
+  EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 16);
+  c.bounds = {.requests = 4, .query_tokens = 4096, .keys = 4096};
+  EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 128);
+  c.bounds = {.requests = 256, .query_tokens = 256, .keys = 4096, .max_q_len = 1};
+  c.num_kv_heads = 8;
+  c.kv.num_levels = 2;  // a level's row block may hold all tokens
+  EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 128);
+}
+
+TEST(KernelChoice, RefusedByName) {
+  const auto error = [](const AttentionConfig& c, const char* arch) -> std::string {
+    try {
+      choose_kernel(c, arch);
+    } catch (const ArgumentError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(error(attention("sm80"), "75").find("'sm80' needs a GPU of compute capability 8.0"),
+            std::string::npos);
+  AttentionConfig c = attention("sm80");
+  c.dtype = Dtype::kFloat32;
+  EXPECT_NE(error(c, "80").find("'sm80' takes bfloat16 and float16, not float32"),
+            std::string::npos);
+  EXPECT_NE(error(attention("sm90a"), "80").find("'sm90a' needs"), std::string::npos);
+}
+
+// Eight rows at one chunk, which ldmatrix reads at a time, lie in eight groups of banks; chunks do
+// not overlap and stay within the tile.
+TEST(Sm80Layout, ChunksAreApart) {
+  for (int dim = 8; dim <= 256; dim += 8) {
+    constexpr int kRows = 32;
+    std::vector<bool> used(kRows * sm80::row_bytes(dim) / 16);
+    for (int row = 0; row < kRows; ++row) {
+      for (int chunk = 0; chunk < sm80::num_chunks(dim); ++chunk) {
+        const int offset = sm80::chunk_offset(dim, row, chunk);
+        ASSERT_EQ(offset % 16, 0);
+        ASSERT_LT(offset / 16, static_cast<int>(used.size()));
+        ASSERT_FALSE(used[offset / 16]);
+        used[offset / 16] = true;
+      }
+    }
+    for (int first = 0; first < kRows; first += 8) {
+      for (int chunk = 0; chunk < sm80::num_chunks(dim); ++chunk) {
+        unsigned groups = 0;
+        for (int row = first; row < first + 8; ++row) {
+          groups |= 1u << sm80::chunk_offset(dim, row, chunk) / 16 % 8;
+        }
+        ASSERT_EQ(groups, 0xffu) << "head_dim " << dim << " chunk " << chunk;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace plait::cuda
