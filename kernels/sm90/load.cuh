@@ -89,6 +89,7 @@ struct PagedLoader {
   template <int kBehind>
   PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
+    __syncwarp();  // lanes without a piece do not run ahead
     const int num_pieces = kTileKv / box_rows, warp = threadIdx.x % 128 / 32;
     if (threadIdx.x % 32 == 0) {  // a warp answers for its own pieces, if it has any
       const int own = (num_pieces - warp + kWarps - 1) / kWarps;
@@ -244,11 +245,12 @@ PLAIT_DEVICE void transform_rows(unsigned char* tile, int rows, int num_rows, F&
   }
 }
 
-// This warp's arrival for data that its lanes wrote with ordinary stores or cp.async.
-PLAIT_DEVICE void arrive_finished(ptx::Barrier* barrier) {
+// This warp's arrival for data that its lanes wrote with ordinary stores or cp.async; `count` where
+// it stands for all who are expected.
+PLAIT_DEVICE void arrive_finished(ptx::Barrier* barrier, int count = 1) {
   ptx::fence_proxy_async();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier, count);
 }
 
 // Q of a unit: one row of 16-byte chunks a packed row, zeros beyond the last.
@@ -341,7 +343,7 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
               v + chunk_offset(kTileKv, num_keys + i / kChunks, i % kChunks)) = uint4{0, 0, 0, 0};
         }
       }
-      arrive_finished(&smem.full_v[slot.stage]);
+      arrive_finished(&smem.full_v[slot.stage], R::kTransformV ? 1 : R::kFullArrivalsV);
     }
   });
   hand_on(Unit{});
