@@ -34,7 +34,7 @@ PLAIT_DEVICE void merge_states(const MergeStatesCall& call) {
     float sum = 0.0f;
     for (int s = 0; s < call.num_states; ++s) {
       const float x = lse[s * call.lse_stride_state];
-      if (x != kNegInf) sum += exp2((x - max_lse) * kLog2e);
+      if (x != kNegInf) sum += exp2((x - max_lse) * call.log2_per_lse);
     }
 
     T* out = static_cast<T*>(call.out) + row * call.out_stride.token + head * call.out_stride.head;
@@ -48,7 +48,7 @@ PLAIT_DEVICE void merge_states(const MergeStatesCall& call) {
         for (int s = 0; s < call.num_states; ++s) {
           const float y = lse[s * call.lse_stride_state];
           if (y == kNegInf) continue;
-          x += exp2((y - max_lse) * kLog2e) * to_float(v[s * call.v_stride_state + dim]);
+          x += exp2((y - max_lse) * call.log2_per_lse) * to_float(v[s * call.v_stride_state + dim]);
         }
         out[dim] = from_float<T>(x / sum);
       }
@@ -58,7 +58,7 @@ PLAIT_DEVICE void merge_states(const MergeStatesCall& call) {
       call.out_lse[row * call.out_lse_stride.token + head * call.out_lse_stride.head] =
           num_present == 0   ? kNegInf
           : num_present == 1 ? lse[present * call.lse_stride_state]
-                             : max_lse + log2(sum) * kLn2;
+                             : max_lse + log2(sum) * call.lse_per_log2;
     }
   }
 }

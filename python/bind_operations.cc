@@ -10,27 +10,30 @@ using namespace nb::literals;
 void bind_operations(nb::module_& m) {
   m.def(
       "merge_states",
-      [](nb::handle v, nb::handle lse, nb::handle out, nb::handle out_lse, nb::handle stream) {
+      [](nb::handle v, nb::handle lse, nb::handle out, nb::handle out_lse, nb::handle stream,
+         bool lse_base2) {
         TensorArg v_arg(v, "v"), lse_arg(lse, "lse");
         TensorArg out_arg(out, "out", true), out_lse_arg(out_lse, "out_lse", true);
         Stream stream_handle = stream_of(stream, v_arg.view.device());
         nb::gil_scoped_release unlocked;
-        merge_states(v_arg.view, lse_arg.view, out_arg.view, out_lse_arg.view, stream_handle);
+        merge_states(v_arg.view, lse_arg.view, out_arg.view, out_lse_arg.view, stream_handle,
+                     lse_base2);
       },
-      "v"_a, "lse"_a, "out"_a, "out_lse"_a, "stream"_a.none());
+      "v"_a, "lse"_a, "out"_a, "out_lse"_a, "stream"_a.none(), "lse_base2"_a);
   m.def(
       "merge_state",
       [](nb::handle v_a, nb::handle lse_a, nb::handle v_b, nb::handle lse_b, nb::handle out,
-         nb::handle out_lse, nb::handle stream) {
+         nb::handle out_lse, nb::handle stream, bool lse_base2) {
         TensorArg v_a_arg(v_a, "v_a"), lse_a_arg(lse_a, "lse_a");
         TensorArg v_b_arg(v_b, "v_b"), lse_b_arg(lse_b, "lse_b");
         TensorArg out_arg(out, "out", true), out_lse_arg(out_lse, "out_lse", true);
         Stream stream_handle = stream_of(stream, v_a_arg.view.device());
         nb::gil_scoped_release unlocked;
         merge_state(v_a_arg.view, lse_a_arg.view, v_b_arg.view, lse_b_arg.view, out_arg.view,
-                    out_lse_arg.view, stream_handle);
+                    out_lse_arg.view, stream_handle, lse_base2);
       },
-      "v_a"_a, "lse_a"_a, "v_b"_a, "lse_b"_a, "out"_a, "out_lse"_a, "stream"_a.none());
+      "v_a"_a, "lse_a"_a, "v_b"_a, "lse_b"_a, "out"_a, "out_lse"_a, "stream"_a.none(),
+      "lse_base2"_a);
   m.def(
       "append_kv",
       [](const KvFormat& kv, nb::handle k_new, nb::handle v_new, nb::handle k_cache,

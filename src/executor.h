@@ -57,6 +57,7 @@ struct MergeParams {
   long long lse_stride_row, lse_stride_state, lse_stride_head;
   RowStrides out_stride, out_lse_stride;
   int num_rows, num_states, num_heads, head_dim;
+  float log2_per_lse = kLog2e, lse_per_log2 = kLn2;
   Dtype dtype;
 };
 struct AppendParams {

@@ -50,7 +50,7 @@ void launch(const MergeParams& params, const Device& device, Stream stream) {
 }
 
 MergeParams shared_params(const TensorView& v, const TensorView& out, const TensorView& out_lse,
-                          Dtype dtype, const char* where) {
+                          Dtype dtype, bool lse_base2, const char* where) {
   MergeParams params{};
   params.out = out.bytes();
   params.out_lse = reinterpret_cast<float*>(out_lse.bytes());
@@ -59,6 +59,7 @@ MergeParams shared_params(const TensorView& v, const TensorView& out, const Tens
   params.num_rows = checked_rows({where, "v"}, v.shape[0]);
   params.num_heads = checked_rows({where, "v"}, out.shape[1]);
   params.head_dim = checked_rows({where, "v"}, out.shape[2]);
+  if (lse_base2) params.log2_per_lse = params.lse_per_log2 = 1.0f;
   params.dtype = dtype;
   return params;
 }
@@ -66,7 +67,7 @@ MergeParams shared_params(const TensorView& v, const TensorView& out, const Tens
 }  // namespace
 
 void merge_states(const TensorView& v, const TensorView& lse, const TensorView& out,
-                  const TensorView& out_lse, Stream stream) {
+                  const TensorView& out_lse, Stream stream, bool lse_base2) {
   constexpr char kWhere[] = "merge_states";
   const Dtype dtype = checked_dtype("merge_states: v", v);
   const Device device = v.device();
@@ -82,7 +83,7 @@ void merge_states(const TensorView& v, const TensorView& lse, const TensorView& 
   check_input_apart(kWhere, "v", v, out, out_lse, false);
   check_input_apart(kWhere, "lse", lse, out, out_lse, false);
 
-  MergeParams params = shared_params(v, out, out_lse, dtype, kWhere);
+  MergeParams params = shared_params(v, out, out_lse, dtype, lse_base2, kWhere);
   params.v = v.bytes();
   params.lse = reinterpret_cast<const float*>(lse.bytes());
   params.v_stride_row = stride_of(v, 0);
@@ -99,7 +100,7 @@ void merge_states(const TensorView& v, const TensorView& lse, const TensorView& 
 // to the other.
 void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorView& v_b,
                  const TensorView& lse_b, const TensorView& out, const TensorView& out_lse,
-                 Stream stream) {
+                 Stream stream, bool lse_base2) {
   constexpr char kWhere[] = "merge_state";
   const Dtype dtype = checked_dtype("merge_state: v_a", v_a);
   const Device device = v_a.device();
@@ -127,7 +128,7 @@ void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorVie
   check_input_apart(kWhere, "lse_a", lse_a, out, out_lse, true);
   check_input_apart(kWhere, "lse_b", lse_b, out, out_lse, true);
 
-  MergeParams params = shared_params(v_a, out, out_lse, dtype, kWhere);
+  MergeParams params = shared_params(v_a, out, out_lse, dtype, lse_base2, kWhere);
   const auto distance = [](const TensorView& from, const TensorView& to, int bytes) {
     return (reinterpret_cast<intptr_t>(to.bytes()) - reinterpret_cast<intptr_t>(from.bytes())) /
            bytes;  // both are aligned to their elements

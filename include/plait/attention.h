@@ -114,13 +114,14 @@ long long workspace_bytes(const AttentionConfig& config);
 // Joins the attention states of disjoint key sets. v: [rows, n, num_heads, dim], lse: float32
 // [rows, n, num_heads]; out [rows, num_heads, dim], out_lse [rows, num_heads]. n >= 1. A state with
 // lse -inf is the identity: its v is never read into the result. Outputs share no byte with inputs.
+// lse_base2: lse and out_lse are base-2 logarithms.
 void merge_states(const TensorView& v, const TensorView& lse, const TensorView& out,
-                  const TensorView& out_lse, Stream stream = nullptr);
+                  const TensorView& out_lse, Stream stream = nullptr, bool lse_base2 = false);
 // The same of two states, [rows, num_heads, dim] each, v_a and v_b with equal strides, and lse_a
 // and lse_b; `out` may be either v, and out_lse its lse (in place).
 void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorView& v_b,
                  const TensorView& lse_b, const TensorView& out, const TensorView& out_lse,
-                 Stream stream = nullptr);
+                 Stream stream = nullptr, bool lse_base2 = false);
 
 // Writes new tokens' K and V into a paged or ragged cache (shapes as in RunArgs). Index arrays are
 // all on the host, where each entry is checked against tables and cache before anything is written,

@@ -34,6 +34,7 @@ struct MergeStatesCall {
   RowStrides out_stride, out_lse_stride;
   i64 num_rows;
   int num_states, num_heads, head_dim;
+  float log2_per_lse, lse_per_log2;  // log2(e) and ln(2); of an lse in base 2 both 1
   int padding = 0;
 };
 

@@ -15,12 +15,13 @@ def _shape(name, tensor):
         raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}") from None
 
 
-def merge_states(v, lse, *, out=None, out_lse=None, stream=None):
+def merge_states(v, lse, *, out=None, out_lse=None, stream=None, lse_base2=False):
     """Joins attention states of disjoint key sets.
 
-    v [rows, n, num_heads, dim] and float32 lse [rows, n, num_heads] (natural log) hold n >= 1
-    states a row. Returns (out [rows, num_heads, dim], out_lse [rows, num_heads]). A state with lse
-    -inf is the identity. Raises ValueError for other shapes and dtypes.
+    v [rows, n, num_heads, dim] and float32 lse [rows, n, num_heads] (natural log, or base 2 with
+    lse_base2) hold n >= 1 states a row. Returns (out [rows, num_heads, dim], out_lse [rows,
+    num_heads]). A state with lse -inf is the identity. Raises ValueError for other shapes and
+    dtypes.
     """
     if out is None:
         shape = _shape("v", v)
@@ -28,11 +29,11 @@ def merge_states(v, lse, *, out=None, out_lse=None, stream=None):
     if out_lse is None:
         shape = _shape("lse", lse)
         out_lse = empty_like(lse, (*shape[:1], *shape[2:]))
-    _plait.merge_states(v, lse, out, out_lse, stream)
+    _plait.merge_states(v, lse, out, out_lse, stream, bool(lse_base2))
     return out, out_lse
 
 
-def merge_state(v_a, lse_a, v_b, lse_b, *, out=None, out_lse=None, stream=None):
+def merge_state(v_a, lse_a, v_b, lse_b, *, out=None, out_lse=None, stream=None, lse_base2=False):
     """Joins two attention states, v [rows, num_heads, dim] and float32 lse [rows, num_heads].
 
     `out` may be either v, in place. Returns (out, out_lse). Raises as merge_states.
@@ -41,7 +42,7 @@ def merge_state(v_a, lse_a, v_b, lse_b, *, out=None, out_lse=None, stream=None):
         out = empty_like(v_a, _shape("v_a", v_a))
     if out_lse is None:
         out_lse = empty_like(lse_a, _shape("lse_a", lse_a))
-    _plait.merge_state(v_a, lse_a, v_b, lse_b, out, out_lse, stream)
+    _plait.merge_state(v_a, lse_a, v_b, lse_b, out, out_lse, stream, bool(lse_base2))
     return out, out_lse
 
 

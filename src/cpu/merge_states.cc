@@ -25,7 +25,7 @@ void merge_row(const MergeParams& p, int row, int head) {
   float sum = 0.0f;
   const auto weight = [&](int n) {
     const float x = lse[n * p.lse_stride_state];
-    return x == kNegInf ? 0.0f : exp2((x - largest) * kLog2e);
+    return x == kNegInf ? 0.0f : exp2((x - largest) * p.log2_per_lse);
   };
   for (int n = 0; n < p.num_states; ++n) sum += weight(n);
   const float scale = sum == 0.0f ? 0.0f : 1.0f / sum;
@@ -42,7 +42,7 @@ void merge_row(const MergeParams& p, int row, int head) {
     for (int d = 0; d < count; ++d) out[first + d] = from_float<T>(total[d]);
   }
   p.out_lse[row * p.out_lse_stride.token + head * p.out_lse_stride.head] =
-      sum == 0.0f ? kNegInf : largest + log2(sum) * kLn2;
+      sum == 0.0f ? kNegInf : largest + log2(sum) * p.lse_per_log2;
 }
 
 template <class T>

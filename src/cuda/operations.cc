@@ -66,6 +66,8 @@ void cuda_merge_states(const MergeParams& p, const Device& device, Stream stream
   call.num_states = p.num_states;
   call.num_heads = p.num_heads;
   call.head_dim = p.head_dim;
+  call.log2_per_lse = p.log2_per_lse;
+  call.lse_per_log2 = p.lse_per_log2;
   gpu.utility("merge_states", "MergeStatesCall", p.dtype)
       ->launch(grid_of(num_warps, gpu), stream, &call);
 }

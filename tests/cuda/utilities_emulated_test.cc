@@ -32,7 +32,9 @@ struct MergeCase {
   int rows, n;
   std::vector<float> v, lse, out, out_lse;
   MergeStatesCall call{};
-  MergeCase(int rows, int n) : rows(rows), n(n) {
+  MergeCase(int rows, int n, bool base2 = false) : rows(rows), n(n) {
+    call.log2_per_lse = base2 ? 1.0f : kLog2e;
+    call.lse_per_log2 = base2 ? 1.0f : kLn2;
     for (int i = 0; i < rows * n * 2; ++i) lse.push_back(0.5f * (i % 7) - 1);
     for (int i = 0; i < rows * n * 2 * 8; ++i) v.push_back(0.25f * (i % 11) - 1);
     out.assign(rows * 2 * 8, 7);
@@ -65,27 +67,31 @@ struct MergeCase {
   }
 };
 
-TEST(MergeStatesEmulated, EqualsTheDefinition) {
-  MergeCase c(13, 3);
+void check_definition(bool base2) {
+  MergeCase c(13, 3, base2);
   c.make_empty(4, 1);
   c.run();
+  const double base = base2 ? 2.0 : std::exp(1.0);
   for (int row = 0; row < c.rows; ++row) {
     for (int h = 0; h < 2; ++h) {
       double sum = 0;
-      for (int s = 0; s < c.n; ++s) sum += std::exp(double{c.lse[(row * c.n + s) * 2 + h]});
-      EXPECT_NEAR(c.out_lse[row * 2 + h], std::log(sum), 1e-5);
+      for (int s = 0; s < c.n; ++s) sum += std::pow(base, c.lse[(row * c.n + s) * 2 + h]);
+      EXPECT_NEAR(c.out_lse[row * 2 + h], std::log(sum) / std::log(base), 1e-5);
       for (int i = 0; i < 8; ++i) {
         double want = 0;
         for (int s = 0; s < c.n; ++s) {
           const double lse = c.lse[(row * c.n + s) * 2 + h];
           if (std::isinf(lse)) continue;
-          want += std::exp(lse) / sum * c.v[((row * c.n + s) * 2 + h) * 8 + i];
+          want += std::pow(base, lse) / sum * c.v[((row * c.n + s) * 2 + h) * 8 + i];
         }
         EXPECT_NEAR(c.out[(row * 2 + h) * 8 + i], want, 1e-5) << row << " " << h << " " << i;
       }
     }
   }
 }
+
+TEST(MergeStatesEmulated, EqualsTheDefinition) { check_definition(false); }
+TEST(MergeStatesEmulated, EqualsTheDefinitionInBase2) { check_definition(true); }
 
 TEST(MergeStatesEmulated, EmptyStatesAreTheIdentity) {
   MergeCase c(2, 2);
