@@ -33,7 +33,8 @@ def modules():
     return sorted(
         m.name
         for m in pkgutil.walk_packages(plait.__path__, "plait.")
-        if m.name not in ("plait.__main__", "plait._plait", "plait.torch_ops")
+        if m.name not in ("plait.__main__", "plait._plait")
+        and not m.name.startswith(("plait.torch_ops", "plait.flashinfer"))  # need torch
     )
 
 

@@ -1,0 +1,123 @@
+"""What of a plan is compiled or fixed: one value, by which Attentions are kept and found again."""
+
+import dataclasses
+import math
+
+import torch
+
+import plait
+from plait.arguments import integer, number
+from plait.flashinfer.refusals import one_of, refuse
+
+POS_ENCODING_MODES = ("NONE",)
+_DTYPES = ("float16", "bfloat16", "float32")
+
+
+def dtype_name(where, name, dtype):
+    """"bfloat16" of "bfloat16" or torch.bfloat16."""
+    if not isinstance(dtype, (str, torch.dtype)):
+        refuse(where, name, dtype, "a torch.dtype or its name")
+    return str(dtype).removeprefix("torch.")
+
+
+def one_dtype(where, **dtypes):
+    """The dtype of q, K, V and out: they must agree; None is that of the first."""
+    (first, dtype), *others = dtypes.items()
+    dtype = one_of(where, first, dtype_name(where, first, dtype), _DTYPES)
+    for name, other in others:
+        if other is not None and dtype_name(where, name, other) != dtype:
+            refuse(where, name, dtype_name(where, name, other), f"that of {first}, {dtype}")
+    return dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The static configuration of a plan. page_size 0: ragged."""
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_vo: int
+    dtype: str
+    page_size: int = 0
+    kv_layout: str = "NHD"
+    causal: bool = False
+    window_left: int = -1
+    logits_soft_cap: float = 0.0
+    pos_encoding_mode: str = "NONE"
+    rope_scale: float = 1.0
+    rope_theta: float = 1e4
+
+    @property
+    def group_size(self):
+        return max(1, self.num_qo_heads // max(1, self.num_kv_heads))
+
+    def variant(self):
+        variant = plait.causal() if self.causal else plait.full()
+        if self.window_left >= 0:
+            variant |= plait.sliding_window(self.window_left)
+        if self.logits_soft_cap > 0:
+            variant |= plait.soft_cap(self.logits_soft_cap)
+        return variant
+
+    def config(self):
+        """Arguments of plait.Attention, all but bounds and device."""
+        return {
+            "num_qo_heads": self.num_qo_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim_qk": self.head_dim_qk,
+            "head_dim_vo": self.head_dim_vo,
+            "dtype": self.dtype,
+            "kv": plait.PagedKv(self.page_size, self.kv_layout) if self.page_size
+            else plait.RaggedKv(),
+            "variant": self.variant(),
+        }
+
+
+def checked(where, causal, window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta):
+    """The fields of Options that say which logits a query sees and how, from published arguments.
+
+    None and 0 are no soft cap, -1 no window, None of rope_scale 1 and of rope_theta 1e4.
+    """
+    window_left = integer(where, "window_left", window_left)
+    if window_left < -1:
+        refuse(where, "window_left", window_left, "-1 (no window) or a length")
+    cap = 0.0 if logits_soft_cap is None else number(where, "logits_soft_cap", logits_soft_cap)
+    if cap < 0:
+        refuse(where, "logits_soft_cap", cap, "None, 0 (no cap) or a number > 0")
+    one_of(where, "pos_encoding_mode", pos_encoding_mode, POS_ENCODING_MODES)
+    rope_scale = 1.0 if rope_scale is None else number(where, "rope_scale", rope_scale)
+    rope_theta = 1e4 if rope_theta is None else number(where, "rope_theta", rope_theta)
+    for name, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+        if value <= 0:
+            refuse(where, name, value, "a number > 0")
+    if pos_encoding_mode != "ROPE_LLAMA":  # they have no meaning then: one Attention for all
+        rope_scale, rope_theta = 1.0, 1e4
+    return {
+        "causal": bool(causal),
+        "window_left": window_left,
+        "logits_soft_cap": cap,
+        "pos_encoding_mode": pos_encoding_mode,
+        "rope_scale": rope_scale,
+        "rope_theta": rope_theta,
+    }
+
+
+def sm_scale_of(options, sm_scale, *factors):
+    """sm_scale times the factors; None where that is plait's own default."""
+    factor = math.prod(factors)
+    if sm_scale is None:
+        return None if factor == 1.0 else factor / math.sqrt(options.head_dim_qk)
+    return sm_scale * factor
+
+
+def options_of(plan, page_size, kv_layout, causal):
+    """Options of a batch wrapper's plan(): `plan` has its arguments, under the prefill names."""
+    return Options(
+        plan.num_qo_heads, plan.num_kv_heads, plan.head_dim_qk,
+        plan.head_dim_qk if plan.head_dim_vo is None else plan.head_dim_vo,
+        one_dtype("plan", q_data_type=plan.q_data_type, kv_data_type=plan.kv_data_type,
+                  o_data_type=plan.o_data_type),
+        page_size, kv_layout,
+        **checked("plan", causal, plan.window_left, plan.logits_soft_cap, plan.pos_encoding_mode,
+                  plan.rope_scale, plan.rope_theta))
