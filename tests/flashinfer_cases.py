@@ -7,10 +7,38 @@ import numpy as np
 import torch
 
 from plait import flashinfer, reference
+from plait.reference import Functors
 
 from harness import EPSILON, compare
+from variants import Rope
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
+
+
+class AlibiSlopes(Functors):
+    """Slopes for num_heads; then a soft cap, if any."""
+
+    def __init__(self, num_heads, cap=0.0):
+        power = 1
+        while 2 * power <= num_heads:
+            power *= 2
+        self.slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
+        self.slopes += [2.0 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
+        self.cap = cap
+
+    def logits_transform(self, logit, c):
+        slope = np.array(self.slopes)[c.qo_head].astype(logit.dtype)
+        logit = logit + slope * (c.k_pos - c.q_pos).astype(logit.dtype)
+        return self.cap * np.tanh(logit / self.cap) if self.cap else logit
+
+
+class RopeLlama(Rope):
+    def __init__(self, scale, theta):
+        super().__init__(False, theta)
+        self.scale = scale
+
+    def frequencies(self, dim):
+        return super().frequencies(dim) / self.scale
 
 
 def values(shape, dtype, device, seed):

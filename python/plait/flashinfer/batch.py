@@ -6,7 +6,7 @@ are.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,10 +21,11 @@ class Batch:
     needs: Needs
     names: dict    # argument of Attention.plan -> the caller's name of it
     kv_lens: np.ndarray
+    mask: dict = field(default_factory=dict)  # custom_mask or packed_custom_mask, if any
 
     def plan(self, attention):
         try:
-            attention._plan(self.qo_indptr, self.tables, [])
+            attention._plan(self.qo_indptr, self.tables, [], None, self.mask)
         except ValueError as error:
             words = re.compile(rf"\b({'|'.join(self.names)})\b")
             raise ValueError(words.sub(lambda m: self.names[m[0]], str(error))) from None
@@ -49,6 +50,12 @@ def check_same(name, array, wanted, what):
     if not np.array_equal(given, wanted):
         raise ValueError(f"plan: {name} is {text(given)}; taken is None, or the same as {what}, "
                          f"{text(wanted)}")
+
+
+def mask(where, custom_mask, packed_custom_mask):
+    """The masks of a plan; bytes of packed ones as segment_packbits makes them ("little")."""
+    masks = {"custom_mask": custom_mask, "packed_custom_mask": packed_custom_mask}
+    return {name: tensor(where, name, x) for name, x in masks.items() if x is not None}
 
 
 def host(where, name, array):

@@ -1,6 +1,7 @@
 """What of a plan is compiled or fixed: one value, by which Attentions are kept and found again."""
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -9,7 +10,7 @@ import plait
 from plait.arguments import integer, number
 from plait.flashinfer.refusals import one_of, refuse
 
-POS_ENCODING_MODES = ("NONE",)
+POS_ENCODING_MODES = ("NONE", "ROPE_LLAMA", "ALIBI")
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
@@ -47,6 +48,7 @@ class Options:
     pos_encoding_mode: str = "NONE"
     rope_scale: float = 1.0
     rope_theta: float = 1e4
+    custom_mask: bool = False
 
     @property
     def group_size(self):
@@ -56,9 +58,21 @@ class Options:
         variant = plait.causal() if self.causal else plait.full()
         if self.window_left >= 0:
             variant |= plait.sliding_window(self.window_left)
-        if self.logits_soft_cap > 0:
+        if self.custom_mask:
+            variant |= plait.custom_mask()
+        if self.pos_encoding_mode == "ROPE_LLAMA":
+            variant |= plait.rope(theta=self.rope_theta, scale=self.rope_scale)
+        if self.pos_encoding_mode == "ALIBI":
+            variant |= plait.alibi()
+        if self.logits_soft_cap > 0:  # of logits with their bias
             variant |= plait.soft_cap(self.logits_soft_cap)
         return variant
+
+    def arguments(self, device):
+        """What every run() of the variant brings."""
+        if self.pos_encoding_mode != "ALIBI":
+            return {}
+        return {"slopes": _slopes(self.num_qo_heads, device)}
 
     def config(self):
         """Arguments of plait.Attention, all but bounds and device."""
@@ -74,10 +88,17 @@ class Options:
         }
 
 
-def checked(where, causal, window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta):
+@functools.cache
+def _slopes(num_qo_heads, device):
+    return torch.from_numpy(plait.alibi_slopes(num_qo_heads)).to(device)
+
+
+def checked(where, causal, window_left, logits_soft_cap, pos_encoding_mode, rope_scale, rope_theta,
+            masked=False):
     """The fields of Options that say which logits a query sees and how, from published arguments.
 
-    None and 0 are no soft cap, -1 no window, None of rope_scale 1 and of rope_theta 1e4.
+    None and 0 are no soft cap, -1 no window, None of rope_scale 1 and of rope_theta 1e4. A custom
+    mask takes the place of causal.
     """
     window_left = integer(where, "window_left", window_left)
     if window_left < -1:
@@ -94,12 +115,13 @@ def checked(where, causal, window_left, logits_soft_cap, pos_encoding_mode, rope
     if pos_encoding_mode != "ROPE_LLAMA":  # they have no meaning then: one Attention for all
         rope_scale, rope_theta = 1.0, 1e4
     return {
-        "causal": bool(causal),
+        "causal": bool(causal) and not masked,
         "window_left": window_left,
         "logits_soft_cap": cap,
         "pos_encoding_mode": pos_encoding_mode,
         "rope_scale": rope_scale,
         "rope_theta": rope_theta,
+        "custom_mask": masked,
     }
 
 
@@ -111,7 +133,7 @@ def sm_scale_of(options, sm_scale, *factors):
     return sm_scale * factor
 
 
-def options_of(plan, page_size, kv_layout, causal):
+def options_of(plan, page_size, kv_layout, causal, masked=False):
     """Options of a batch wrapper's plan(): `plan` has its arguments, under the prefill names."""
     return Options(
         plan.num_qo_heads, plan.num_kv_heads, plan.head_dim_qk,
@@ -120,4 +142,4 @@ def options_of(plan, page_size, kv_layout, causal):
                   o_data_type=plan.o_data_type),
         page_size, kv_layout,
         **checked("plan", causal, plan.window_left, plan.logits_soft_cap, plan.pos_encoding_mode,
-                  plan.rope_scale, plan.rope_theta))
+                  plan.rope_scale, plan.rope_theta, masked))

@@ -88,6 +88,7 @@ class FixedPool:
 
 
 def make_attention(options, needs, device, workspace):
+    options.arguments(torch.device(device))  # on the device now, as run() may be captured
     config = options.config() | {"device": device, "bounds": plait.Bounds(**needs._asdict())}
     return plait.Attention(**config, workspace=workspace(plait.workspace_bytes(**config)))
 

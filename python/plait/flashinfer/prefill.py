@@ -24,18 +24,20 @@ def single_prefill_with_kv_cache(
     """Attention of one request.
 
     q [qo_len, num_qo_heads, head_dim_qk]; k, v [kv_len, num_kv_heads, dim], or with the first two
-    swapped for "HND". causal: query i sees keys 0 ... i + kv_len - qo_len. Returns out [qo_len,
-    num_qo_heads, head_dim_vo], or (out, lse [qo_len, num_qo_heads] float32, base 2).
-    use_fp16_qk_reduction allows less precision and gets float32.
+    swapped for "HND". causal: query i sees keys 0 ... i + kv_len - qo_len. custom_mask, bool
+    [qo_len, kv_len], or its bits row after row (packbits, "little") takes the place of causal.
+    use_fp16_qk_reduction allows less precision and gets float32. Returns out [qo_len, num_qo_heads,
+    head_dim_vo], or (out, lse [qo_len, num_qo_heads] float32, base 2).
     """
     where = "single_prefill_with_kv_cache"
     check_backend(where, "single", backend)
     refuse_all(where, locals())
+    mask = batches.mask(where, custom_mask, packed_custom_mask)
     return single(
         where, tensor(where, "q", q, 3), k, v, kv_layout,
         checked(where, causal, window_left, logits_soft_cap, pos_encoding_mode, rope_scale,
-                rope_theta),
-        o_dtype=o_dtype, sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale,
+                rope_theta, bool(mask)),
+        mask=mask, o_dtype=o_dtype, sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale,
         return_lse=return_lse)
 
 
@@ -45,6 +47,12 @@ single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_
 
 class _BatchPrefill(Wrapper):
     """What the paged and the ragged wrapper share: CUDA-graph bounds, checks, forward()."""
+
+    @staticmethod
+    def _check_mask_buffers(where, **buffers):
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                tensor(where, name, buffer, 1)
 
     def _graph_bounds(self, options, needs):
         # As published: no later plan has more query tokens than the first.
@@ -68,7 +76,7 @@ class _BatchPrefill(Wrapper):
     def _forward(self, causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, *rope):
         self._check_planned()
         self._replan(sm_scale, **checked("forward", causal, window_left, logits_soft_cap,
-                                         pos_encoding_mode, *rope))
+                                         pos_encoding_mode, *rope, masked=self._options.custom_mask))
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
@@ -77,7 +85,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
     float_workspace_buffer holds partial results; workspace_size() says how many bytes a plan needs.
     With use_cuda_graph the buffers fix batch size and number of pages and the first plan the number
     of query tokens; page indices are copied into paged_kv_indices_buf, and the graph reads them
-    there. backend is a hint.
+    there. custom_mask_buf and mask_indptr_buf are not needed: a plan keeps its mask. backend is a
+    hint.
     """
 
     def __init__(
@@ -88,6 +97,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
         where = type(self).__name__
         check_backend(where, "paged prefill", backend)
         refuse_all(where, locals())
+        self._check_mask_buffers(where, custom_mask_buf=custom_mask_buf,
+                                 mask_indptr_buf=mask_indptr_buf)
         if use_cuda_graph:
             num_qo, num_kv, _, self._batch_size = graph_buffers(
                 where, qo_indptr_buf=qo_indptr_buf, paged_kv_indptr_buf=paged_kv_indptr_buf,
@@ -117,7 +128,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
         fixed_split_size=None, disable_split_kv=False,
     ) -> None:
         """Plans a step. Index arrays are int32 or int64; lengths best on the cpu (a copy from the
-        device waits). seq_lens and seq_lens_q [batch] must agree with them, and no length exceed
+        device waits). custom_mask, bool, or its bits (segment_packbits, "little"), has for each
+        request qo_len rows of kv_len keys, and takes the place of causal. seq_lens and seq_lens_q [batch] must agree with them, and no length exceed
         max_token_per_sequence and max_sequence_kv."""
         self._plan(*self._planned(locals()))
 
@@ -127,7 +139,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
         """(options, sm_scale, batch) of plan()'s arguments."""
         refuse_all("plan", arguments)
         plan = SimpleNamespace(**arguments)
-        options = options_of(plan, plan.page_size, self._kv_layout, plan.causal)
+        mask = batches.mask("plan", plan.custom_mask, plan.packed_custom_mask)
+        options = options_of(plan, plan.page_size, self._kv_layout, plan.causal, bool(mask))
         qo_indptr = batches.host("plan", "qo_indptr", plan.qo_indptr)
         indices = plan.paged_kv_indices
         if self.is_cuda_graph_enabled:
@@ -135,6 +148,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
         batch = batches.paged("plan", _NAMES, qo_indptr, plan.paged_kv_indptr, indices,
                               page_size=options.page_size,
                               last_page_len=plan.paged_kv_last_page_len)
+        batch.mask = mask
         self._check(plan, batch)
         return options, plan.sm_scale, batch
 
@@ -208,6 +222,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_BatchPrefill):
         where = type(self).__name__
         check_backend(where, "ragged prefill", backend)
         refuse_all(where, locals())
+        self._check_mask_buffers(where, custom_mask_buf=custom_mask_buf,
+                                 mask_indptr_buf=mask_indptr_buf)
         if use_cuda_graph:
             num_qo, num_kv = graph_buffers(where, qo_indptr_buf=qo_indptr_buf,
                                            kv_indptr_buf=kv_indptr_buf)
@@ -232,7 +248,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_BatchPrefill):
         max_sequence_kv=None, v_indptr=None, o_indptr=None,
     ) -> None:
         """Plans a step. Index arrays are int32 or int64, best on the cpu (a copy from the device
-        waits). seq_lens and seq_lens_q [batch], v_indptr and o_indptr must agree with them, and no
+        waits). custom_mask, bool, or its bits (segment_packbits, "little"), has for each request
+        qo_len rows of kv_len keys, and takes the place of causal. seq_lens and seq_lens_q [batch], v_indptr and o_indptr must agree with them, and no
         length exceed max_token_per_sequence and max_sequence_kv."""
         self._plan(*self._planned(locals()))
 
@@ -242,11 +259,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(_BatchPrefill):
         """(options, sm_scale, batch) of plan()'s arguments."""
         refuse_all("plan", arguments)
         plan = SimpleNamespace(**arguments)
-        options = options_of(plan, 0, "NHD", plan.causal)
+        mask = batches.mask("plan", plan.custom_mask, plan.packed_custom_mask)
+        options = options_of(plan, 0, "NHD", plan.causal, bool(mask))
         batch = batches.ragged("plan", batches.host("plan", "qo_indptr", plan.qo_indptr),
                                batches.host("plan", "kv_indptr", plan.kv_indptr))
         batches.check_same("v_indptr", plan.v_indptr, batch.tables["kv_indptr"], "kv_indptr")
         batches.check_same("o_indptr", plan.o_indptr, batch.qo_indptr, "qo_indptr")
+        batch.mask = mask
         self._check(plan, batch)
         return options, plan.sm_scale, batch
 

@@ -12,10 +12,6 @@ from plait.arguments import shown
 REFUSED = {
     "jit_args": (None, "its text is written for other kernels; plait.custom() takes C++ functors"),
     "jit_kwargs": (None, "it belongs to jit_args"),
-    "custom_mask": (None, "custom masks are not supported yet"),
-    "packed_custom_mask": (None, "custom masks are not supported yet"),
-    "custom_mask_buf": (None, "custom masks are not supported yet"),
-    "mask_indptr_buf": (None, "custom masks are not supported yet"),
     "sinks": (None, "learned sinks are not supported yet"),
     "kv_cache_sf": (None, "packed 4-bit caches are not supported"),
     "scale_q": (None, "fp8 queries are not supported"),

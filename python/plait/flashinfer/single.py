@@ -8,7 +8,8 @@ from plait.flashinfer.refusals import one_of, tensor
 from plait.flashinfer.wrapper import LAYOUTS, run
 
 
-def single(where, q, k, v, kv_layout, what_is_seen, *, o_dtype=None, return_lse, **scales):
+def single(where, q, k, v, kv_layout, what_is_seen, *, mask=None, o_dtype=None, return_lse,
+           **scales):
     """q [rows, num_qo_heads, head_dim_qk]; k, v 3-D by kv_layout; what_is_seen: of Options."""
     one_of(where, "kv_layout", kv_layout, LAYOUTS)
     k, v = (tensor(where, name, x, 3) for name, x in (("k", k), ("v", v)))
@@ -18,5 +19,6 @@ def single(where, q, k, v, kv_layout, what_is_seen, *, o_dtype=None, return_lse,
     options = Options(q.shape[1], k.shape[1], q.shape[2], v.shape[2], dtype, **what_is_seen)
     q_len, kv_len = len(q), len(k)
     attention = single_pool(q.device).get(options, Needs(1, q_len, kv_len, 0, q_len))
-    attention._plan(np.array([0, q_len]), {"kv_indptr": np.array([0, kv_len])}, [])
+    attention._plan(np.array([0, q_len]), {"kv_indptr": np.array([0, kv_len])}, [], None,
+                    mask)
     return run(attention, options, q, (k, v), return_lse=return_lse, **scales)

@@ -85,7 +85,8 @@ def run(attention, options, q, kv, *, sm_scale, q_scale=None, k_scale=None, v_sc
     v_factor = scale("run", "v_scale", v_scale)
     tensor("run", "q", q)
     out, lse = attention.run(q, kv, out=out, lse=lse, return_lse=return_lse,
-                             sm_scale=sm_scale_of(options, sm_scale, *factors), **variant_args)
+                             sm_scale=sm_scale_of(options, sm_scale, *factors),
+                             **options.arguments(q.device), **variant_args)
     if lse is not None:
         lse.mul_(_LOG2E)
     if v_factor != 1.0:
