@@ -3,6 +3,7 @@
 // "Warp Level Matrix Instructions" (ldmatrix; "Matrix Fragments for mma.m16n8k16").
 #pragma once
 #include "host_device/config.h"
+#include "ptx/pack.cuh"
 #include "ptx/smem.cuh"
 
 namespace plait::ptx {
@@ -43,18 +44,6 @@ PLAIT_DEVICE void mma_m16n8k16(float& d0, float& d1, float& d2, float& d3, const
         : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
-}
-
-// Two floats as one register of two 16-bit elements, rounded to nearest even.
-template <Dtype kDtype>
-PLAIT_DEVICE unsigned pack2(float low, float high) {
-  unsigned packed;
-  if constexpr (kDtype == Dtype::kBfloat16) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
 }
 
 }  // namespace plait::ptx

@@ -5,6 +5,7 @@
 #include "host_device/softmax_state.h"
 #include "host_device/visibility.h"
 #include "ptx/copy.cuh"
+#include "ptx/pack.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/smem.cuh"
@@ -280,20 +281,8 @@ struct Consumer {
   PLAIT_DEVICE void pack(const float (&s)[kTileKv / 2], unsigned (&p)[kTileKv / 4]) {
 #pragma unroll
     for (int i = 0; i < kTileKv / 4; ++i) {
-      p[i] = pack2<kConfig.dtype_kv>(s[2 * i], s[2 * i + 1]);
+      p[i] = ptx::pack2<kConfig.dtype_kv>(s[2 * i], s[2 * i + 1]);
     }
-  }
-
- public:
-  template <Dtype kDtype>
-  static PLAIT_DEVICE unsigned pack2(float low, float high) {
-    unsigned packed;
-    if constexpr (kDtype == Dtype::kBfloat16) {
-      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    } else {
-      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    }
-    return packed;
   }
 };
 

@@ -94,8 +94,7 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
         if (!empty) x[e] = Variant::output_transform(variant, context, x[e]);
       }
     }
-    w[block / 4][block % 4] =
-        Consumer<kConfig, Variant>::template pack2<kConfig.dtype_out>(x[0], x[1]);
+    w[block / 4][block % 4] = ptx::pack2<kConfig.dtype_out>(x[0], x[1]);
   }
 #pragma unroll
   for (int i = 0; i < kBlocks / 4; ++i) transpose_quad(w[i]);  // now columns of block 4 i + t

@@ -59,7 +59,29 @@ class Cta {
     barrier.waiting.push_back(running);
     swapcontext(&fibers_[running].context, &scheduler_);
   }
+  // Lets other threads run until `done()`; throws when that never comes.
+  template <class F>
+  void wait_until(F&& done) {
+    for (int turns = 0; !done(); ++turns) {
+      if (turns > 100000) throw std::logic_error("a thread waits for ever");
+      mode.last_first ? runnable_.push_front(running) : runnable_.push_back(running);
+      swapcontext(&fibers_[running].context, &scheduler_);
+    }
+  }
   void sync_threads() { wait(all_); }
+
+  // PTX's named barriers, at which threads may also arrive without waiting.
+  void arrive_named(int id, int num_threads) {
+    NamedBarrier& barrier = named_[id];
+    if (++barrier.arrived < num_threads) return;
+    barrier.arrived = 0;
+    ++barrier.generation;
+  }
+  void sync_named(int id, int num_threads) {
+    const unsigned generation = named_[id].generation;
+    arrive_named(id, num_threads);
+    wait_until([&] { return named_[id].generation != generation; });
+  }
   // Among the lanes of `mask` that the CTA has.
   void sync_warp(unsigned mask) { wait(group(mask).barrier); }
 
@@ -132,6 +154,11 @@ class Cta {
   static void enter();
   std::vector<Fiber> fibers_;
   std::vector<std::map<unsigned, Group>> warps_;  // by the lanes that meet
+  struct NamedBarrier {
+    int arrived = 0;
+    unsigned generation = 0;
+  };
+  NamedBarrier named_[16];
   int finished_ = 0;
   Barrier all_;
   std::deque<int> runnable_;
@@ -209,6 +236,9 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 
 #define threadIdx (emulate::thread_idx())
 #define blockIdx (emulate::block_idx)
@@ -235,6 +265,7 @@ inline unsigned __ballot_sync(unsigned mask, bool value) {
   return ballot;
 }
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 
 // The transforms' row accessor has its warp operations behind __CUDA_ARCH__, which the rest of the

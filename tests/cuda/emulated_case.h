@@ -180,7 +180,7 @@ int run_emulated(const Case<T>& c, const typename V::Params& variant, const Mean
   p.group_size = s.group_size;
   p.sm_scale = c.sm_scale;
   p.visible = c.visible;
-  p.num_kv_blocks = c.num_slots;
+  p.num_kv_blocks = c.num_slots / block;
 
   std::vector<int> ctas(plan.num_ctas);
   std::iota(ctas.begin(), ctas.end(), 0);

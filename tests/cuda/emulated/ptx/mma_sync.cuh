@@ -3,6 +3,7 @@
 #pragma once
 #include "host_device/config.h"
 #include "host_device/convert.h"
+#include "ptx/pack.cuh"
 #include "ptx/smem.cuh"
 
 namespace plait::ptx {
@@ -60,12 +61,6 @@ void mma_m16n8k16(float& d0, float& d1, float& d2, float& d3, const unsigned (&a
       }
     }
   }
-}
-
-template <Dtype kDtype>
-unsigned pack2(float low, float high) {
-  using T = Storage<kDtype>;
-  return static_cast<unsigned>(from_float<T>(high).bits) << 16 | from_float<T>(low).bits;
 }
 
 }  // namespace plait::ptx

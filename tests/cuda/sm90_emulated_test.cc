@@ -1,0 +1,154 @@
+// kernels/sm90 executed on the host, one CTA at a time: every loader, shapes with and without split
+// keys, head dims, against float64 with NaN wherever no list has a key. The instructions stand in
+// tests/cuda/emulated/ptx; what is proven is where things lie, who waits for whom and what is
+// computed, not what the hardware makes of it.
+// clang-format off
+#include "cuda/emulate.h"  // before any kernel
+// clang-format on
+
+#include "cuda/emulated_case.h"
+#include "cuda/tensor_maps.h"
+#include "sm90/attention.cuh"
+
+namespace plait::test {
+namespace {
+
+PlanTarget target_of(const KernelConfig& config, const Shape& shape, int num_ctas) {
+  PlanTarget target;
+  target.num_ctas = num_ctas;
+  target.tile_kv = config.tile_kv;
+  target.group_size = shape.group_size;
+  target.num_kv_heads = shape.num_kv_heads;
+  target.num_shapes = config.num_shapes;
+  for (int i = 0; i < config.num_shapes; ++i) {
+    target.shapes[i] = {config.shapes[i].tile_q, config.shapes[i].key_split, 0.1f, 0.1f};
+  }
+  target.merge_us = 0.1f;
+  target.max_partial_rows = 100000;
+  return target;
+}
+
+// As in emulated_case.h, with the sm90 kernel of `kConfig`, in both orders of threads. Inputs, P
+// and the result are rounded to 16 bits.
+template <KernelConfig kConfig, class V = Standard, class T, class Meaning = PlainMeaning>
+int run_sm90(const Case<T>& c, int num_ctas, const typename V::Params& variant = {},
+             const Meaning& meaning = {}) {
+  const int page_size = c.shape.affine ? 0 : c.shape.page_size;
+  ptx::MappedTensor tensors[2];
+  Sm90Call<V> call{};
+  call.maps.box_rows = kConfig.loader == Loader::kAffine
+                           ? kConfig.tile_kv
+                           : cuda::box_rows_of(page_size, kConfig.tile_kv);
+  const auto kernel = [&](const VariantCall<V>& given) {
+    const Params& p = given.params;
+    if (threadIdx.x == 0) {
+      call.params = p;
+      call.variant = given.variant;
+      const auto map = [&](int i, TensorMap& to, const void* data, int dim,
+                           const KvStrides& stride) {
+        tensors[i] = {static_cast<const unsigned char*>(data),
+                      cuda::kv_map_shape(dim, p.num_kv_heads, p.num_kv_blocks, page_size, stride,
+                                         call.maps.box_rows)};
+        const ptx::MappedTensor* address = &tensors[i];
+        std::memcpy(&to, &address, sizeof address);
+      };
+      map(0, call.maps.k, p.k, kConfig.head_dim_qk, p.k_stride);
+      map(1, call.maps.v, p.v, kConfig.head_dim_vo, p.v_stride);
+    }
+    __syncthreads();
+    sm90::attention<kConfig, V>(call);
+  };
+  const double tolerance = kConfig.dtype_q == Dtype::kFloat16 ? 1.0 / 1024 : 1.0 / 128;
+  int merged = 0;
+  for (const bool early : {false, true}) {
+    SCOPED_TRACE(early ? "last thread first" : "first thread first");
+    emulate::mode = {early, early};
+    merged = run_emulated<V>(c, variant, meaning, target_of(kConfig, c.shape, num_ctas),
+                             sm90::num_threads(kConfig), kernel, tolerance, 2e-5);
+  }
+  emulate::mode = {};
+  return merged;
+}
+
+constexpr KernelConfig with_loader(KernelConfig config, Loader loader) {
+  config.loader = loader;
+  return config;
+}
+constexpr KernelConfig config_of(int dim_qk, int dim_vo, int tile_kv, int stages, int consumers,
+                                 Dtype dtype = Dtype::kBfloat16) {
+  KernelConfig config{.dtype_q = dtype,
+                      .dtype_kv = dtype,
+                      .dtype_out = dtype,
+                      .head_dim_qk = dim_qk,
+                      .head_dim_vo = dim_vo,
+                      .loader = Loader::kAffine,
+                      .tile_kv = tile_kv,
+                      .num_stages = stages,
+                      .num_consumer_warpgroups = consumers,
+                      .producer_registers = 24,
+                      .consumer_registers = 128,
+                      .ctas_per_sm = 1,
+                      .num_shapes = 1,
+                      .shapes = {{Mma::kWgmma, 64 * consumers, 1}}};
+  return config;
+}
+constexpr KernelConfig kSmall = config_of(128, 128, 64, 3, 1);
+constexpr KernelConfig with_split(KernelConfig config) {
+  config.num_shapes = 2;
+  config.shapes[1] = {Mma::kWgmma, 64, 2};
+  return config;
+}
+constexpr KernelConfig kBoth = with_split(config_of(128, 128, 128, 3, 2));
+
+Shape shape_of(const KernelConfig& config, int page_size) {  // 0: affine
+  Shape shape;
+  shape.head_dim_qk = config.head_dim_qk;
+  shape.head_dim_vo = config.head_dim_vo;
+  shape.affine = page_size == 0;
+  shape.page_size = page_size;
+  return shape;
+}
+
+TEST(Sm90Emulated, AffineDecode) {
+  const auto c = make_case<Bfloat16>(shape_of(kSmall, 0), {}, {1, 5, 0, 2}, {67, 128, 9, 1}, 0, 1);
+  run_sm90<kSmall>(c, 2);
+}
+TEST(Sm90Emulated, AffineBothShapesSplitAndCausal) {
+  const auto c = make_case<Bfloat16>(shape_of(kBoth, 0), {1, -1, 0}, {1, 60}, {1500, 200}, 0, 2);
+  EXPECT_GT(run_sm90<kBoth>(c, 5), 0);
+}
+TEST(Sm90Emulated, Gather) {
+  const auto c = make_case<Bfloat16>(shape_of(kBoth, 3), {1, -1, 0}, {1, 60}, {300, 130}, 0, 3);
+  run_sm90<with_loader(kBoth, Loader::kGather)>(c, 2);
+}
+// Pages against boxes and tiles; lengths before, at and behind the edges of both.
+TEST(Sm90Emulated, PagesByBoxes) {
+  for (const int page : {8, 16, 24, 48, 64, 256}) {
+    SCOPED_TRACE(page);
+    const auto small = make_case<Bfloat16>(shape_of(kSmall, page), {}, {1, 1, 3, 1, 0},
+                                           {page - 1, page, 65, page + 1, 7}, 0, 4);
+    run_sm90<with_loader(kSmall, Loader::kPaged)>(small, 2);
+  }
+  for (const int page : {8, 48, 128}) {
+    SCOPED_TRACE(page);
+    const auto both =
+        make_case<Bfloat16>(shape_of(kBoth, page), {1, -1, 0}, {1, 50}, {391, 129}, 0, 5);
+    run_sm90<with_loader(kBoth, Loader::kPaged)>(both, 2);
+  }
+}
+TEST(Sm90Emulated, SharedPagesThroughARowMap) {
+  const auto c =
+      make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 6);
+  EXPECT_GT((run_sm90<with_loader(kBoth, Loader::kPaged)>(c, 3)), 0);
+}
+TEST(Sm90Emulated, FunctorsOnPages) {
+  const auto c =
+      make_case<Bfloat16>(shape_of(kSmall, 16), {1, -1, 0}, {1, 6, 1}, {200, 40, 0}, 0, 7);
+  SigmoidMeaning meaning;
+  meaning.use_softmax = false;
+  meaning.bias = -3;
+  run_sm90<with_loader(kSmall, Loader::kPaged), Sigmoid>(c, 2, {-3.0f}, meaning);
+}
+
+}  // namespace
+}  // namespace plait::test
