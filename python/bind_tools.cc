@@ -45,6 +45,16 @@ void bind_tools(nb::module_& m) {
       .def_ro("spill_bytes", &CompiledKernel::spill_bytes)
       .def_ro("smem_bytes", &CompiledKernel::smem_bytes)
       .def_ro("error", &CompiledKernel::error);
+  nb::class_<TileRow>(m, "TileRow")
+      .def_ro("tile", &TileRow::tile)
+      .def_ro("num_warps", &TileRow::num_warps)
+      .def_ro("ctas_per_sm", &TileRow::ctas_per_sm)
+      .def_ro("smem_bytes", &TileRow::smem_bytes)
+      .def_ro("estimated_registers", &TileRow::estimated_registers)
+      .def_ro("registers", &TileRow::registers)
+      .def_ro("spill_bytes", &TileRow::spill_bytes)
+      .def_ro("clocks_per_key", &TileRow::clocks_per_key)
+      .def_ro("chosen", &TileRow::chosen);
   nb::class_<BenchRow>(m, "BenchRow")
       .def_ro("case_name", &BenchRow::case_name)
       .def_ro("metric", &BenchRow::metric)
@@ -62,6 +72,8 @@ void bind_tools(nb::module_& m) {
   m.def("cache_dir_reason", &cache_dir_reason);
   m.def("clear_cache", &clear_cache);
   m.def("shipped_architectures", &shipped_architectures);
+  m.def("tile_table", &tile_table, "arch"_a, "head_dim"_a,
+        nb::call_guard<nb::gil_scoped_release>());
   m.def("compile_shipped", &compile_shipped, "arch"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 

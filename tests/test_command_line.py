@@ -163,6 +163,16 @@ def test_bench_rows(which):
 def test_bench_refuses_options_that_do_nothing():
     error = re.sub(r"[\s│]+", " ", run("bench", "plan", "--kernel", "plain", ok=2))
     assert "go with prefill and decode" in error
+    error = re.sub(r"[\s│]+", " ", run("bench", "plan", "--arch", "80", ok=2))
+    assert "go with tiles" in error
+    error = re.sub(r"[\s│]+", " ", run("bench", "tiles", "--arch", "80", "--kernel", "plain", ok=2))
+    assert "kernels of its own" in error
+
+
+def test_bench_tiles_refuses_what_has_no_tiles():
+    pytest.importorskip("nvidia")
+    assert "the sm80 template is for 80, 86" in run("bench", "tiles", "--arch", "75", ok=2)
+    assert "head_dim is 12" in run("bench", "tiles", "--arch", "80", "--head-dim", "12", ok=2)
 
 
 def test_compile_refuses_unknown_architectures():

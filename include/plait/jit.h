@@ -65,4 +65,17 @@ struct CompiledKernel {
 std::vector<CompiledKernel> compile_shipped(const std::string& arch);
 std::vector<std::string> shipped_architectures();
 
+// The tiles of the sm80 template on an architecture, head_dim_qk = head_dim_vo = head_dim,
+// bfloat16, paged: for each tile_q x tile_kv x stages the number of warps that scores best,
+// compiled. In order of tile_q, tile_kv, stages.
+struct TileRow {
+  std::string tile;  // "128x64x2", as AttentionConfig::kernel takes it behind "sm80 "
+  int num_warps = 0, ctas_per_sm = 0, smem_bytes = 0;
+  int estimated_registers = 0;           // what the choice went by
+  int registers = 0, spill_bytes = 0;    // what the compiler took
+  double clocks_per_key = 0;             // modelled
+  bool chosen = false;                   // for bounds of tile_q packed rows, beside others or alone
+};
+std::vector<TileRow> tile_table(const std::string& arch, int head_dim);
+
 }  // namespace plait

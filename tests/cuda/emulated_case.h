@@ -8,7 +8,9 @@
 #include <numeric>
 
 #include "cuda/plain_case.h"
+#include "host_device/mask_bits.h"
 #include "host_device/variant.h"
+#include "host_device/variants/custom_mask.h"
 
 namespace plait::test {
 
@@ -98,6 +100,23 @@ struct SigmoidMeaning : PlainMeaning {
   double logit(double x, int, int, int) const { return 1 / (1 + std::exp(-(x + bias))); }
 };
 
+inline constexpr int kMaskBegin = 70;
+struct MaskMeaning : PlainMeaning {
+  bool sees(int q_pos, int k_pos) const {
+    return k_pos < kMaskBegin || (3 * q_pos + k_pos) % 4 != 0;
+  }
+};
+// Where the keys of token t's request end.
+template <class T>
+int mask_end(const Case<T>& c, int t) {
+  const int request = c.view.token_request[t];
+  int end = 0;
+  for (int i = 0; i < c.num_tokens(); ++i) {
+    if (c.view.token_request[i] == request) end = c.view.token_position[i] + 1;
+  }
+  return end;
+}
+
 // Of one shape without a key split.
 inline PlanTarget target_of(const Shape& shape, int tile_q, int num_ctas) {
   PlanTarget target;
@@ -133,6 +152,23 @@ int run_emulated(const Case<T>& c, const typename V::Params& variant, const Mean
   view.token_merge_indptr =
       plan.token_merge_indptr.empty() ? nullptr : plan.token_merge_indptr.data();
   view.merge_sources = plan.merge_sources.data();
+  // Custom mask bits, for keys from kMaskBegin on: what the meaning says.
+  std::vector<TokenMask> token_mask;
+  std::vector<unsigned> mask_words;
+  if constexpr (VariantTraits<V>::kCustomMask) {
+    for (int t = 0; t < c.num_tokens(); ++t) {
+      const int end = mask_end(c, t), begin = std::min(kMaskBegin, end);
+      token_mask.push_back({static_cast<i64>(mask_words.size()), begin, end});
+      std::vector<unsigned char> bools;
+      for (int k = begin; k < end; ++k) bools.push_back(meaning.sees(view.token_position[t], k));
+      bools.push_back(0);
+      for (int w = 0; w < mask_row_words(begin, end); ++w) {
+        mask_words.push_back(pack_mask_bools(bools.data(), 0, begin, end, begin / 32 + w));
+      }
+    }
+    view.token_mask = token_mask.data();
+    view.mask_words = mask_words.data();
+  }
   if (!s.affine) {
     for (int level = 0; level < c.view.num_levels; ++level) {
       view.tables[level].indices = c.pages.data();

@@ -69,6 +69,13 @@ TEST(PlainEmulated, WindowWithSinks) {
       c, {}, PlainMeaning{}, 5, kFloatTolerance);
 }
 
+TEST(PlainEmulated, CustomMask) {
+  auto c = make_case<float>({}, {1, -1, 0}, {3, 30, 1}, {450, 250, 40}, 0, 11);
+  c.view.request_mask_begin.assign(3, kMaskBegin);
+  run_and_compare<kConfigOf<Dtype::kFloat32, 24, 40, Loader::kGather, 16>, CustomMask>(
+      c, {}, MaskMeaning{}, 5, kFloatTolerance);
+}
+
 TEST(PlainEmulated, ComposedLevelsThroughARowMap) {
   const auto c = make_case<float>({}, {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 5);
   EXPECT_GT((run_and_compare<kConfigOf<Dtype::kFloat32, 24, 40, Loader::kGather, 16>, Standard>(

@@ -144,6 +144,19 @@ TEST(Sm80Emulated, WindowNotCausal) {
   run_and_compare<kTwoShapes, Standard>(c, {}, PlainMeaning{}, 5);
 }
 
+template <KernelConfig kConfig>
+void check_custom_mask(int group_size) {
+  auto c =
+      make_case<Bfloat16>(shape(24, 40, group_size), {1, -1, 0}, {3, 30, 1}, {450, 250, 40}, 0, 31);
+  c.view.request_mask_begin.assign(3, kMaskBegin);
+  run_and_compare<kConfig, CustomMask>(c, {}, MaskMeaning{}, 5);
+}
+TEST(Sm80Emulated, CustomMask) {
+  check_custom_mask<kTwoShapes>(3);
+  check_custom_mask<kConfigOf<Dtype::kBfloat16, 24, 40, Loader::kGather, 1, 32, 2, 4, 4>>(1);
+  check_custom_mask<kConfigOf<Dtype::kBfloat16, 24, 40, Loader::kGather, 32, 128, 1, 4, 2>>(3);
+}
+
 TEST(Sm80Emulated, ComposedLevelsThroughARowMap) {
   const auto c =
       make_case<Bfloat16>(shape(24, 40, 3), {1, -1, 0}, {1, 4, 20}, {70, 4, 20}, 150, 24);

@@ -66,19 +66,6 @@ class Workload:
                 array.reshape(-1, self.page_size, *array.shape[1:]) if self.page_size else array
             )
         self.cache = tuple(cached)
-        self.attention = Attention(
-            num_qo_heads=self.num_qo_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            kv=kv,
-            device=self.device,
-            kernel=self.kernel,
-            variant=causal() if self.causal else full(),
-            bounds=Bounds(
-                requests=self.batch, query_tokens=tokens, keys=self.kv_len, max_q_len=self.q_len
-            ),
-        )
         if self.device != "cpu":
             self.q_host = self.q
             self.q = DeviceArray.from_numpy(self.q, self.device, self.dtype)
@@ -87,9 +74,31 @@ class Workload:
             )
         else:
             self.q_host = self.q
-        self.plan = self.attention.plan(qo_indptr=qo_indptr, **tables)
+        self._kv, self._tables, self._rng = kv, dict(qo_indptr=qo_indptr, **tables), rng
+        return self.use_kernel(self.kernel)
+
+    def use_kernel(self, kernel):
+        """Plans for `kernel` and checks it, on the same data."""
+        self.kernel = kernel
+        self.attention = Attention(
+            num_qo_heads=self.num_qo_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            kv=self._kv,
+            device=self.device,
+            kernel=self.kernel,
+            variant=causal() if self.causal else full(),
+            bounds=Bounds(
+                requests=self.batch,
+                query_tokens=self.batch * self.q_len,
+                keys=self.kv_len,
+                max_q_len=self.q_len,
+            ),
+        )
+        self.plan = self.attention.plan(**self._tables)
         self.out, self.lse = self.attention.run(self.q, self.cache)
-        self._check(rng)
+        self._check(self._rng)
         return self
 
     def run(self, stream=None):
