@@ -326,9 +326,32 @@ TEST_F(Gpu, Sm90Formats) {
       "sm90a", kBfloat16Tolerance);
 }
 
+TEST_F(Gpu, Sm80Formats) {
+  if (std::stoi(cuda::gpu_info(0).arch) < 80) {
+    GTEST_SKIP() << "kernel sm80 needs compute capability 8.0, this GPU is sm_"
+                 << cuda::gpu_info(0).arch;
+  }
+  for (const int dim : {40, 128}) {
+    for (const int group_size : {1, 4}) {
+      for (const int page : {0, 1, 16}) {
+        SCOPED_TRACE(concat("head_dim ", dim, ", page size ", page, ", group ", group_size));
+        const Shape shape = shape_of(2, group_size, dim, page == 0, std::max(page, 1));
+        run_one(make_case<Bfloat16>(shape, {1, -1, 0}, {1, 7, 0, 133}, {1900, 200, 5, 140}, 0, 6),
+                "sm80", kBfloat16Tolerance);
+        run_one(make_case<Bfloat16>(shape, {1, 100, 4}, {1, 1}, {1500, 300}, 0, 7), "sm80",
+                kBfloat16Tolerance);
+      }
+    }
+  }
+  run_one(
+      make_case<Bfloat16>(shape_of(2, 4, 128, false), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 1500, 8),
+      "sm80", kBfloat16Tolerance);
+}
+
 TEST_F(Gpu, OneGraphServesLaterPlans) {
-  for (const char* kernel : {"plain", "auto"}) {
+  for (const char* kernel : {"plain", "sm80", "auto"}) {
     SCOPED_TRACE(kernel);
+    if (kernel == std::string("sm80") && std::stoi(cuda::gpu_info(0).arch) < 80) continue;
     const Shape shape = shape_of(2, 4, 128, false);
     const auto a = make_case<Bfloat16>(shape, {1, -1, 0}, {1, 1, 1}, {1000, 20, 1}, 0, 9);
     const auto b = make_case<Bfloat16>(shape, {1, -1, 0}, {1, 9, 0, 30}, {3000, 9, 7, 900}, 0, 10);
