@@ -66,13 +66,13 @@ def host(where, name, array):
 def _lengths(where, name, indptr):
     if len(indptr) < 1:
         refuse(where, name, indptr, "an array of one entry more than there are requests")
-    return np.diff(indptr)
+    return indptr[1:] - indptr[:-1]
 
 
 def _needs(q_lens, kv_lens, total_pages):
-    # Not from the ends of malformed arrays, which plan() refuses.
-    return Needs(len(q_lens), int(q_lens.clip(0).sum()), int(kv_lens.max(initial=0)), total_pages,
-                 int(q_lens.max(initial=0)))
+    longest_q = int(q_lens.max(initial=0))
+    tokens = max(int(q_lens.sum()), longest_q)  # of malformed arrays too, which plan() refuses
+    return Needs(len(q_lens), tokens, int(kv_lens.max(initial=0)), total_pages, longest_q)
 
 
 def paged(where, names, qo_indptr, indptr, indices, *, page_size, last_page_len=None, kv_len=None):
@@ -93,11 +93,13 @@ def paged(where, names, qo_indptr, indptr, indices, *, page_size, last_page_len=
         names["kv_len"] = names.pop("kv_last_page_len")
         tables["kv_len"] = kv_lens = last
     else:
-        # Without pages there is no last one: published kernels do not read its length, and callers
-        # compute page_size as often as 0.
-        empty = (pages == 0) & (last == page_size)
-        tables["kv_last_page_len"] = last = np.where(empty, 0, last)
-        kv_lens = np.maximum(pages.astype(np.int64) - 1, 0) * page_size + last
+        kv_lens = (pages - 1) * page_size + last
+        if not pages.all():
+            # Without pages there is no last one: published kernels do not read its length, and
+            # callers compute page_size as often as 0.
+            last = np.where((pages == 0) & (last == page_size), 0, last)
+            kv_lens = np.where(pages == 0, last, kv_lens)
+        tables["kv_last_page_len"] = last
     return Batch(qo_indptr, tables, _needs(q_lens, kv_lens, max(1, indices.numel())), names,
                  kv_lens)
 

@@ -75,8 +75,9 @@ class _BatchPrefill(Wrapper):
 
     def _forward(self, causal, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, *rope):
         self._check_planned()
+        masked = self._options.custom_mask
         self._replan(sm_scale, **checked("forward", causal, window_left, logits_soft_cap,
-                                         pos_encoding_mode, *rope, masked=self._options.custom_mask))
+                                         pos_encoding_mode, *rope, masked))
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
@@ -129,8 +130,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
     ) -> None:
         """Plans a step. Index arrays are int32 or int64; lengths best on the cpu (a copy from the
         device waits). custom_mask, bool, or its bits (segment_packbits, "little"), has for each
-        request qo_len rows of kv_len keys, and takes the place of causal. seq_lens and seq_lens_q [batch] must agree with them, and no length exceed
-        max_token_per_sequence and max_sequence_kv."""
+        request qo_len rows of kv_len keys, and takes the place of causal. seq_lens and seq_lens_q
+        [batch] must agree with the lengths, none of which exceeds max_token_per_sequence and
+        max_sequence_kv."""
         self._plan(*self._planned(locals()))
 
     begin_forward = plan
@@ -249,8 +251,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_BatchPrefill):
     ) -> None:
         """Plans a step. Index arrays are int32 or int64, best on the cpu (a copy from the device
         waits). custom_mask, bool, or its bits (segment_packbits, "little"), has for each request
-        qo_len rows of kv_len keys, and takes the place of causal. seq_lens and seq_lens_q [batch], v_indptr and o_indptr must agree with them, and no
-        length exceed max_token_per_sequence and max_sequence_kv."""
+        qo_len rows of kv_len keys, and takes the place of causal. seq_lens and seq_lens_q [batch],
+        v_indptr and o_indptr must agree with the lengths, none of which exceeds
+        max_token_per_sequence and max_sequence_kv."""
         self._plan(*self._planned(locals()))
 
     begin_forward = plan

@@ -56,8 +56,8 @@ def refuse(where, name, value, taken):
 def refuse_all(where, arguments):
     """Refuses each of the arguments (by name, as locals() has them) that REFUSED has another value
     for."""
-    for name, (taken, why) in REFUSED.items():
-        value = arguments.get(name, taken)
+    for name, value in arguments.items():
+        taken, why = REFUSED.get(name, (value, ""))
         if value is not taken and (taken is None or isinstance(value, torch.Tensor)
                                    or value != taken):
             refuse(where, name, value, f"{taken}: {why}")
