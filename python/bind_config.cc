@@ -26,8 +26,6 @@ AttentionConfig make_config(int num_qo_heads, int num_kv_heads, int head_dim_qk,
                             const std::string& dtype, const KvFormat& kv, const Variant& variant,
                             const Bounds& bounds, std::pair<int, int> device, float sm_scale,
                             const std::string& scheduler, const std::string& kernel, int max_ctas) {
-  check(scheduler == "auto" || scheduler == "lpt", "scheduler is '", scheduler,
-        "'; taken are 'auto' and 'lpt'");
   return {num_qo_heads,
           num_kv_heads,
           head_dim_qk,
@@ -38,7 +36,7 @@ AttentionConfig make_config(int num_qo_heads, int num_kv_heads, int head_dim_qk,
           bounds,
           {device.first, device.second},
           sm_scale,
-          scheduler == "lpt" ? Scheduler::kLpt : Scheduler::kAuto,
+          parse_scheduler(scheduler),
           kernel,
           max_ctas};
 }
@@ -54,6 +52,12 @@ VariantParam make_param(const std::string& name, const std::string& kind, double
 }
 
 }  // namespace
+
+Scheduler parse_scheduler(const std::string& name) {
+  check(name == "auto" || name == "lpt" || name == "unsplit", "scheduler is '", name,
+        "'; taken are 'auto', 'lpt' and 'unsplit'");
+  return name == "auto" ? Scheduler::kAuto : name == "lpt" ? Scheduler::kLpt : Scheduler::kUnsplit;
+}
 
 void bind_config(nb::module_& m) {
   nb::class_<KvFormat>(m, "KvFormat",

@@ -131,8 +131,7 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
 Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr, nb::dict tables,
                   nb::list levels, const Variant& variant, nb::dict target_options,
                   const std::string& scheduler) {
-  check(scheduler == "auto" || scheduler == "lpt", "scheduler is '", scheduler,
-        "'; taken are 'auto' and 'lpt'");
+  const Scheduler parsed_scheduler = parse_scheduler(scheduler);
   PlanTarget target;
   target.num_ctas = nb::cast<int>(target_options["num_ctas"]);
   target.tile_kv = nb::cast<int>(target_options["tile_kv"]);
@@ -153,8 +152,7 @@ Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr
   nb::gil_scoped_release unlocked;
   FormatView view;
   make_view(kv, bounds, batch, Device{}, view);
-  return make_plan(view.view, variant.visible, target,
-                   scheduler == "lpt" ? Scheduler::kLpt : Scheduler::kAuto);
+  return make_plan(view.view, variant.visible, target, parsed_scheduler);
 }
 
 // The target that stands for sm90 where none is at hand: its shipped costs; two shapes split the

@@ -7,8 +7,11 @@
 #include <nanobind/stl/vector.h>
 
 #include "plait/error.h"
+#include "plait/plan.h"
 
 namespace plait::python {
+
+Scheduler parse_scheduler(const std::string& name);
 
 void bind_config(nanobind::module_& m);      // formats, variants, bounds, configuration
 void bind_plan(nanobind::module_& m);        // Plan as plain arrays; the planner without a device

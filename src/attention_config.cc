@@ -72,8 +72,10 @@ void check_config(const AttentionConfig& c) {
         "'sm80 128x64x2'");
   check(c.max_ctas >= 0, "attention: max_ctas is ", c.max_ctas,
         "; it must be >= 0 (0: the whole device)");
-  check(c.scheduler == Scheduler::kAuto || c.scheduler == Scheduler::kLpt,
-        "attention: scheduler is ", static_cast<int>(c.scheduler), "; it must be auto or lpt");
+  check(c.scheduler == Scheduler::kAuto || c.scheduler == Scheduler::kLpt ||
+            c.scheduler == Scheduler::kUnsplit,
+        "attention: scheduler is ", static_cast<int>(c.scheduler),
+        "; it must be auto, lpt or unsplit");
 }
 
 }  // namespace plait

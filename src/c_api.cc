@@ -198,10 +198,13 @@ AttentionConfig config_from(const plait_config* given) {
   config.bounds = {c.max_requests, c.max_query_tokens, c.max_keys, c.max_total_pages, c.max_q_len};
   config.device = {c.device_type, c.device_id};
   config.sm_scale = c.sm_scale;
-  check(c.scheduler == PLAIT_SCHEDULE_AUTO || c.scheduler == PLAIT_SCHEDULE_LPT,
+  check(c.scheduler >= PLAIT_SCHEDULE_AUTO && c.scheduler <= PLAIT_SCHEDULE_UNSPLIT,
         "plait_config: scheduler is ", c.scheduler,
-        "; it must be PLAIT_SCHEDULE_AUTO (0) or PLAIT_SCHEDULE_LPT (1)");
-  config.scheduler = c.scheduler == PLAIT_SCHEDULE_LPT ? Scheduler::kLpt : Scheduler::kAuto;
+        "; it must be PLAIT_SCHEDULE_AUTO (0), PLAIT_SCHEDULE_LPT (1) or PLAIT_SCHEDULE_UNSPLIT "
+        "(2)");
+  config.scheduler = c.scheduler == PLAIT_SCHEDULE_AUTO  ? Scheduler::kAuto
+                     : c.scheduler == PLAIT_SCHEDULE_LPT ? Scheduler::kLpt
+                                                         : Scheduler::kUnsplit;
   if (c.kernel != nullptr) config.kernel = c.kernel;
   config.max_ctas = c.max_ctas;
   return config;

@@ -54,7 +54,7 @@ def test_replay(trace):
         (("--device", "tpu"), "taken are 'cpu', 'cuda'"),
         (("--pages", "1"), "the cache has 1"),
         (("--kernel", "fast"), "fast"),
-        (("--scheduler", "best"), "taken are 'auto' and 'lpt'"),
+        (("--scheduler", "best"), "taken are 'auto', 'lpt' and 'unsplit'"),
     ],
 )
 def test_replay_refuses_in_one_line(args, message):

@@ -440,6 +440,19 @@ def test_attentions_are_kept(device):
     assert planned([5], window_left=3) is not windowed
 
 
+def test_split_and_unsplit_plans(device):
+    """disable_split_kv: no request's keys are cut; without it a long one's are."""
+    cache = paged([5, 20000], 16, device)
+    q = values((2, HEADS, DIM), BF16, device, 7)
+    for wrapper, plan in ((decode_wrapper(device), plan_decode),
+                          (prefill_wrapper(device), functools.partial(plan_prefill, q_lens=[1, 1]))):
+        for disabled in (False, True):
+            plan(wrapper, cache=cache, page_size=16, disable_split_kv=disabled)
+            rows = wrapper._attention.current_plan.num_partial_rows
+            assert rows == 0 if disabled else rows > 0 or wrapper._attention.num_ctas == 1
+            check(wrapper.run(q, cache.cache), q, [1, 1], cache.k, cache.v)
+
+
 def test_forward_means_its_arguments(device):
     """The deprecated forward() replaces what was planned, and drops no window or cap silently."""
     q_lens = [2, 5]
@@ -603,7 +616,6 @@ def test_arguments_are_refused_by_name(device):
         ({"kv_data_type": torch.float8_e4m3fn}, ("kv_data_type is 'float8_e4m3fn'", "bfloat16")),
         ({"o_data_type": torch.float16}, ("o_data_type is 'float16'", "bfloat16")),
         ({"fixed_split_size": 4}, ("fixed_split_size is 4", "None")),
-        ({"disable_split_kv": True}, ("disable_split_kv is True", "False")),
         ({"block_tables": torch.zeros(5, 5)}, ("block_tables is a tensor float32 [5, 5]", "None")),
     ):
         if words is not None:

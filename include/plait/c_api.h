@@ -37,7 +37,7 @@ enum {
 enum { PLAIT_FLOAT32 = 0, PLAIT_BFLOAT16 = 1, PLAIT_FLOAT16 = 2 };
 enum { PLAIT_CPU = 1, PLAIT_CUDA = 2 };      /* DLPack's codes */
 enum { PLAIT_RAGGED = 0, PLAIT_PAGED = 1 };
-enum { PLAIT_SCHEDULE_AUTO = 0, PLAIT_SCHEDULE_LPT = 1 };
+enum { PLAIT_SCHEDULE_AUTO = 0, PLAIT_SCHEDULE_LPT = 1, PLAIT_SCHEDULE_UNSPLIT = 2 };
 
 /* Text of the last error on this thread; "" if there was none. Valid until the next error. */
 const char* plait_last_error(void);

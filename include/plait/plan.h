@@ -42,6 +42,7 @@ struct PlanTarget {
 enum class Scheduler {
   kAuto,  // the candidate with the smallest modelled makespan
   kLpt,   // Algorithm 1 of the paper, forced
+  kUnsplit,  // no list of keys is cut
 };
 
 // One way to cut the batch, as scored.

@@ -104,7 +104,7 @@ def _config(
         bounds=instance(where, "bounds", bounds, _plait.Bounds, "plait.Bounds(...)"),
         device=parse_device(device),
         sm_scale=sm_scale or 0.0,
-        scheduler=instance(where, "scheduler", scheduler, str, "'auto' or 'lpt'"),
+        scheduler=instance(where, "scheduler", scheduler, str, "'auto', 'lpt' or 'unsplit'"),
         kernel=instance(where, "kernel", kernel, str, "a kernel's name or 'auto'"),
         max_ctas=integer(where, "max_ctas", max_ctas),
     )
@@ -140,7 +140,8 @@ class Attention:
     num_qo_heads is a multiple of num_kv_heads; head dims are multiples of 8 up to 256. dtype is
     that of q, K, V and out: "float32", "bfloat16" or "float16" (NumPy's bfloat16 is uint16).
     bounds are the capacities that grid, workspace and kernels follow from. workspace may be shared;
-    None makes one. sm_scale: 1 / sqrt(head_dim_qk). kernel: "auto"; on CUDA "plain", the slow,
+    None makes one. sm_scale: 1 / sqrt(head_dim_qk). scheduler: "auto"; "lpt", Algorithm 1 of the
+    paper; "unsplit", which cuts no request's keys. kernel: "auto"; on CUDA "plain", the slow,
     obvious one, "sm80", also with a tile as in "sm80 128x64x2" (query rows x keys x stages), or
     "sm90a"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
     built-in variants, where the machine has these instructions.

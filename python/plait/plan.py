@@ -277,7 +277,7 @@ def make_plan(
             level_tuples(levels),
             variant,
             target,
-            instance(where, "scheduler", scheduler, str, "'auto' or 'lpt'"),
+            instance(where, "scheduler", scheduler, str, "'auto', 'lpt' or 'unsplit'"),
         )
     )
 

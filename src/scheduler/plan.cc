@@ -75,6 +75,10 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
     return n;
   }
   const Recipe unsplit{"unsplit", false, 0, false};
+  if (scheduler == Scheduler::kUnsplit) {
+    out[0] = unsplit;
+    return 1;
+  }
   if (workload.keys_are_shared) out[n++] = unsplit;
   out[n++] = {"equal_shares", true, 0, false};
   if (!workload.keys_are_shared) out[n++] = unsplit;

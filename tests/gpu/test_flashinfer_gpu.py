@@ -25,9 +25,10 @@ def capture(run):
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_c26_c27_replanned_decode_graph(on_device):
+@pytest.mark.parametrize("unsplit", [False, True])
+def test_c26_c27_replanned_decode_graph(on_device, unsplit):
     """C26, C27: a captured decode serves later plans of the wrapper, bit for bit as eager calls, on a
-    workspace full of something else."""
+    workspace full of something else; also without splits."""
     memory = workspace("cuda")
     batch, int32 = 8, {"dtype": torch.int32, "device": "cuda"}
     buffers = [torch.zeros(n, **int32) for n in (batch + 1, 8000, batch)]
@@ -45,14 +46,14 @@ def test_c26_c27_replanned_decode_graph(on_device):
             mine[: len(theirs)] = theirs
         memory.fill_(0x7F)
         tables = step.tables("cuda" if on_device else "cpu")
-        plan_decode(wrapper, step, 16, tables)
+        plan_decode(wrapper, step, 16, tables, disable_split_kv=unsplit)
         if graph is None:
             graph = capture(lambda: wrapper.run(q, pool, out=out, lse=lse, return_lse=True))
         out.fill_(7)
         lse.fill_(7)
         graph.replay()
         check((out, lse), q, [1] * batch, step.k, step.v)
-        plan_decode(eager, step, 16, tables)
+        plan_decode(eager, step, 16, tables, disable_split_kv=unsplit)
         want = eager.run(q, pool, return_lse=True)
         assert torch.equal(out, want[0]) and torch.equal(lse, want[1])
 

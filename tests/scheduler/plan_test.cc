@@ -168,6 +168,18 @@ TEST(Plan, BalanceWithinTheWorkspace) {
   }
 }
 
+TEST(Plan, UnsplitCutsNoKeys) {
+  PlanTarget target = hopper(132);
+  target.max_partial_rows = 0;
+  const BsrView view = flat_view({1, 300, 2}, {100000, 4096, 65});
+  const Plan plan = make_plan(view, {.causal = 1}, target, Scheduler::kUnsplit);
+  check_plan(view, {.causal = 1}, target, plan);
+  EXPECT_EQ(plan.candidates.size(), 1u);
+  EXPECT_EQ(plan.num_partial_rows, 0);
+  for (const WorkItem& item : plan.items) EXPECT_EQ(item.partial_row, -1);
+  EXPECT_GT(make_plan(view, {.causal = 1}, hopper(132)).num_partial_rows, 0);
+}
+
 TEST(Plan, AlgorithmOneTakenLiterally) {
   PlanTarget target = hopper(132);
   const BsrView view = flat_view(std::vector<int>(3, 1), std::vector<int>(3, 4096));

@@ -49,6 +49,7 @@ class Options:
     rope_scale: float = 1.0
     rope_theta: float = 1e4
     custom_mask: bool = False
+    disable_split_kv: bool = False
 
     @property
     def group_size(self):
@@ -85,6 +86,7 @@ class Options:
             "kv": plait.PagedKv(self.page_size, self.kv_layout) if self.page_size
             else plait.RaggedKv(),
             "variant": self.variant(),
+            "scheduler": "unsplit" if self.disable_split_kv else "auto",
         }
 
 
@@ -140,6 +142,6 @@ def options_of(plan, page_size, kv_layout, causal, masked=False):
         plan.head_dim_qk if plan.head_dim_vo is None else plan.head_dim_vo,
         one_dtype("plan", q_data_type=plan.q_data_type, kv_data_type=plan.kv_data_type,
                   o_data_type=plan.o_data_type),
-        page_size, kv_layout,
+        page_size, kv_layout, disable_split_kv=bool(plan.disable_split_kv),
         **checked("plan", causal, plan.window_left, plan.logits_soft_cap, plan.pos_encoding_mode,
                   plan.rope_scale, plan.rope_theta, masked))

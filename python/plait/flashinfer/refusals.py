@@ -19,7 +19,6 @@ REFUSED = {
     "scale_v": (None, "scales per head are not supported; v_scale is one number"),
     "o_scale": (None, "outputs are not quantised"),
     "fixed_split_size": (None, "it promises bits that no batch changes, which plait cannot yet"),
-    "disable_split_kv": (False, "no plan without splits yet; equal lengths give equal bits"),
     "skip_softmax_threshold_scale_factor": (None, "plait computes every visible key"),
     "use_fp16_softmax": (None, "softmax is in float32"),
     "uses_spcompress": (None, "sparse compression is not supported"),
