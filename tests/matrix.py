@@ -36,7 +36,7 @@ class Limits:
 
 EVERY = Limits()
 EVERY_CUDA = Limits(formats=FORMATS | DEVICE_FORMATS)
-SM90A = Limits(("bfloat16", "float16"), ((128, 128),),
+SM90A = Limits(("bfloat16", "float16"), ((64, 64), (72, 40), (128, 128), (192, 128), (256, 256)),
                ((128, 128, "bfloat16"), (128, 128, "float16")), FORMATS | DEVICE_FORMATS,
                PAGE_FORMATS)
 SM80 = Limits(("bfloat16", "float16"),

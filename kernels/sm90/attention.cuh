@@ -10,8 +10,10 @@ namespace plait::sm90 {
 
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void check_config() {
-  static_assert(kConfig.head_dim_qk == 128 && kConfig.head_dim_vo == 128,
-                "the sm90a template takes head_dim 128");
+  static_assert(kConfig.head_dim_qk % 8 == 0 && kConfig.head_dim_qk <= 256 &&
+                    kConfig.head_dim_vo % 8 == 0 && kConfig.head_dim_vo <= 256,
+                "the sm90a template takes head dims of multiples of 8 up to 256");
+  static_assert(kConfig.tile_kv % 16 == 0, "P V takes 16 keys a step");
   static_assert(kConfig.dtype_q == kConfig.dtype_kv && kConfig.dtype_q == kConfig.dtype_out &&
                     bytes_of(kConfig.dtype_q) == 2,
                 "the sm90a template takes bfloat16 or float16 throughout");

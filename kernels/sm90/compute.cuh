@@ -42,7 +42,8 @@ struct Consumer {
   using Traits = VariantTraits<Variant>;
   using Slot = RingSlot<kConfig.num_stages>;
   static constexpr int kTileKv = kConfig.tile_kv;
-  static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
+  static constexpr int kDimQk = padded_dim(kConfig.head_dim_qk);
+  static constexpr int kDimVo = padded_dim(kConfig.head_dim_vo);
   using QkMma = ptx::Wgmma<kConfig.dtype_q, kTileKv>;
   using PvMma = ptx::Wgmma<kConfig.dtype_kv, kDimVo>;
   // A row's reference maximum follows its true one only when that has grown by more than this (base

@@ -1,7 +1,8 @@
 // Where things lie in the shared memory of the sm90a kernel, as host/device functions that tests
 // enumerate against the plain layout: the 128-byte swizzle, wgmma's matrix descriptors, and the
 // addresses that loaders write. A tile of Q, K or V is stored as panels of 64 elements (128 bytes)
-// a row: [head_dim / 64][rows][64], each panel 1024-byte aligned.
+// a row: [panels][rows][64], each panel 1024-byte aligned. Columns from head_dim up to the next
+// multiple of 16, which is what wgmma takes, are zeros.
 // Source: PTX manual, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix
 // Descriptor Format".
 #pragma once
@@ -15,8 +16,9 @@ inline constexpr int kPanelRowBytes = 128;
 inline constexpr int kChunkBytes = 16;  // what one cp.async writes; the swizzle moves whole chunks
 inline constexpr int kChunkCols = 8;
 
-// Of a row of `dim` elements. The last panel's columns beyond them are padding.
+// Of a row of `dim` elements.
 PLAIT_HD constexpr int panels_of(int dim) { return (dim + kPanelCols - 1) / kPanelCols; }
+PLAIT_HD constexpr int padded_dim(int dim) { return (dim + 15) / 16 * 16; }
 PLAIT_HD constexpr int tile_bytes(int rows, int dim) {
   return rows * panels_of(dim) * kPanelRowBytes;
 }

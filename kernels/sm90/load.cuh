@@ -113,9 +113,9 @@ template <KernelConfig kConfig, class Variant>
 struct GatherLoader {
   static constexpr int kTileKv = kConfig.tile_kv;
   static constexpr int kPasses = kTileKv / 8;
-  static constexpr int kOwned = kTileKv / 64;
+  static constexpr int kOwned = (kTileKv + 63) / 64;
   static constexpr i64 kNoKey = -1;  // no row of 16-byte aligned elements starts there
-  static_assert(Roles<kConfig, Variant>::kLoadWarps == 2 && kTileKv % 64 == 0);
+  static_assert(Roles<kConfig, Variant>::kLoadWarps == 2 && kTileKv % 8 == 0);
 
   const Params& params;
   int box_rows;          // unused
@@ -166,9 +166,11 @@ struct GatherLoader {
       const i64 mine = __shfl_sync(~0u, offset[pass / 8], pass % 8 * 4 + lane / 8);
       const int bytes = mine == kNoKey ? 0 : 16;
       const unsigned char* row = from + (mine == kNoKey ? 0 : mine * 2);
-      for (int panel = 0; panel < operand.head_dim / kPanelCols; ++panel) {
+      for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
+        const int column = panel * kPanelCols + lane % 8 * kChunkCols;
+        if (column >= padded_dim(operand.head_dim)) continue;
         ptx::cp_async_16(to + pass * 8 * kPanelRowBytes + panel * kTileKv * kPanelRowBytes,
-                         row + panel * kPanelRowBytes, bytes);
+                         row + panel * kPanelRowBytes, column < operand.head_dim ? bytes : 0);
       }
     }
     ptx::cp_async_mbarrier_arrive(barrier);
@@ -258,7 +260,7 @@ template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& variant,
                          const Unit& unit, Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
-  constexpr int kChunks = kConfig.head_dim_qk / kChunkCols;
+  constexpr int kChunks = padded_dim(kConfig.head_dim_qk) / kChunkCols;
   constexpr int kThreads = 32 * R::kFinishWarps;
   const int rows = kConfig.shapes[unit.item->shape].tile_q;
   const auto* q = static_cast<const unsigned char*>(params.q);
@@ -266,7 +268,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   for (int i = threadIdx.x % 128 - 32 * R::kLoadWarps; i < rows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     i64 offset = 0;
-    const bool valid = row < unit.num_rows;
+    const bool valid = row < unit.num_rows && chunk * kChunkCols < kConfig.head_dim_qk;
     if (valid) {
       const PackedRow packed = row_of(params, row_map, unit, row);
       offset = existing_row(params, packed.token) * params.q_stride.token +

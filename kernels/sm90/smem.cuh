@@ -43,9 +43,9 @@ struct alignas(1024) Smem {
   static constexpr int kStages = kConfig.num_stages;
   static constexpr int kTileQ = tile_q(kConfig);
 
-  unsigned char q[kTileQ * kConfig.head_dim_qk * 2];
-  unsigned char k[kStages][kConfig.tile_kv * kConfig.head_dim_qk * 2];
-  unsigned char v[kStages][kConfig.tile_kv * kConfig.head_dim_vo * 2];
+  unsigned char q[tile_bytes(kTileQ, kConfig.head_dim_qk)];
+  unsigned char k[kStages][tile_bytes(kConfig.tile_kv, kConfig.head_dim_qk)];
+  unsigned char v[kStages][tile_bytes(kConfig.tile_kv, kConfig.head_dim_vo)];
   int scratch[kTileQ];  // of the join: states; of the merge: tokens
   // Unit u is units[u % 2]: consumers that store u still read it while u + 1 arrives. Whoever
   // writes u + 2 has seen q_empty of u + 1, which no warp gives before it is done with u.

@@ -1,7 +1,7 @@
 // Sizes of the sm90a kernel's shared memory, from the configuration alone; used by the kernel's
 // struct (checked there by static_assert) and by the host for the launch.
 #pragma once
-#include "host_device/config.h"
+#include "sm90/layout.h"
 
 namespace plait::sm90 {
 
@@ -27,9 +27,9 @@ PLAIT_HD constexpr int num_threads(const KernelConfig& c) {
 namespace plait {
 
 PLAIT_HD constexpr int sm90_smem_bytes(const KernelConfig& c) {
-  const int element_bytes = 2;
-  const int q = sm90::tile_q(c) * c.head_dim_qk * element_bytes;
-  const int kv = c.num_stages * c.tile_kv * (c.head_dim_qk + c.head_dim_vo) * element_bytes;
+  const int q = sm90::tile_bytes(sm90::tile_q(c), c.head_dim_qk);
+  const int kv = c.num_stages * (sm90::tile_bytes(c.tile_kv, c.head_dim_qk) +
+                                 sm90::tile_bytes(c.tile_kv, c.head_dim_vo));
   const int rest = sm90::tile_q(c) * 4 + sm90::kBarrierBytes;  // scratch, units, barriers
   return (q + kv + rest + 1023) / 1024 * 1024;
 }

@@ -8,14 +8,15 @@
 namespace plait::sm90 {
 
 // Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. Both call it. The output goes
-// through the other 64 rows of Q's buffer, half of it at a time.
+// through the other 64 rows of Q's buffer, as much at a time as they hold.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxState (&state)[2],
                                   const ThreadRows& rows) {
   constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
-  constexpr int kCount = kConfig.head_dim_vo / 2, kHalf = kCount / 2;
+  constexpr int kCount = padded_dim(kConfig.head_dim_vo) / 2;
+  constexpr int kPart = 16 * panels_of(kConfig.head_dim_qk), kParts = (kCount + kPart - 1) / kPart;
   Smem<kConfig>& smem = consumer.smem;
-  static_assert(Smem<kConfig>::kTileQ == 128 && kConfig.head_dim_qk >= kHalf * 4);
+  static_assert(Smem<kConfig>::kTileQ == 128);
   const bool gives = threadIdx.x >= 128;
   // Element i of all threads lie side by side, 16 elements in the free half of each panel.
   const auto exchange = [&](int i) {
@@ -25,11 +26,13 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxS
   auto* states = reinterpret_cast<float*>(smem.scratch);  // [64 rows][max_logit, sum]
   OutputScales scales[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int part = 0; part < kParts; ++part) {
     ptx::named_barrier(kJoinReady, kThreads);  // what was there has been read
     if (gives) {
 #pragma unroll
-      for (int i = 0; i < kHalf; ++i) *exchange(i) = consumer.o[half * kHalf + i];
+      for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
+        *exchange(i) = consumer.o[part * kPart + i];
+      }
       for (int r = 0; r < 2; ++r) {
         states[2 * rows.row[r]] = state[r].max_logit;  // the same from the four threads of a row
         states[2 * rows.row[r] + 1] = state[r].sum;
@@ -37,7 +40,7 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxS
     }
     ptx::named_barrier(kJoinWritten, kThreads);
     if (gives) continue;
-    if (half == 0 && VariantTraits<Variant>::kUseSoftmax) {
+    if (part == 0 && VariantTraits<Variant>::kUseSoftmax) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         scales[r] =
@@ -45,8 +48,8 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxS
       }
     }
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      float& o = consumer.o[half * kHalf + i];
+    for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
+      float& o = consumer.o[part * kPart + i];
       const OutputScales& s = scales[i / 2 % 2];
       o = s.a * o + s.b * *exchange(i);
     }
@@ -74,14 +77,14 @@ PLAIT_DEVICE void transpose_quad(unsigned (&w)[4]) {
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::Params& variant,
                                   const ThreadRows& rows, int r, const SoftmaxState& state,
-                                  const float (&o)[kConfig.head_dim_vo / 2]) {
+                                  const float (&o)[padded_dim(kConfig.head_dim_vo) / 2]) {
   using Traits = VariantTraits<Variant>;
   using Out = Storage<kConfig.dtype_out>;
-  constexpr int kBlocks = kConfig.head_dim_vo / 8;
+  constexpr int kBlocks = kConfig.head_dim_vo / 8, kQuads = (kBlocks + 3) / 4;
   const bool empty = Traits::kUseSoftmax && state.sum == 0.0f;
   const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f;
   const int t = threadIdx.x % 4;
-  unsigned w[kBlocks / 4][4];
+  unsigned w[kQuads][4] = {};
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
     float x[2];
@@ -97,18 +100,20 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
     w[block / 4][block % 4] = ptx::pack2<kConfig.dtype_out>(x[0], x[1]);
   }
 #pragma unroll
-  for (int i = 0; i < kBlocks / 4; ++i) transpose_quad(w[i]);  // now columns of block 4 i + t
+  for (int i = 0; i < kQuads; ++i) transpose_quad(w[i]);  // now columns of block 4 i + t
   if (!rows.valid[r] || !has_row(params, rows.token[r])) return;
   Out* row = static_cast<Out*>(params.out) +
              out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + 8 * t;
   if (reinterpret_cast<unsigned long long>(row) % 16 == 0) {
 #pragma unroll
-    for (int i = 0; i < kBlocks / 4; ++i) {
+    for (int i = 0; i < kQuads; ++i) {
+      if (4 * i + t >= kBlocks) break;
       *reinterpret_cast<uint4*>(row + 32 * i) = uint4{w[i][0], w[i][1], w[i][2], w[i][3]};
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
+    for (int i = 0; i < 4 * kQuads; ++i) {
+      if (i / 4 * 4 + t >= kBlocks) break;
       const unsigned pair = w[i / 4][i % 4];
       row[i / 4 * 32 + i % 4 * 2] = Out{static_cast<unsigned short>(pair)};
       row[i / 4 * 32 + i % 4 * 2 + 1] = Out{static_cast<unsigned short>(pair >> 16)};
@@ -121,7 +126,7 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void store_partial_row(const Params& params, int partial_row, int r,
                                     const SoftmaxState& state,
-                                    const float (&o)[kConfig.head_dim_vo / 2]) {
+                                    const float (&o)[padded_dim(kConfig.head_dim_vo) / 2]) {
   using Traits = VariantTraits<Variant>;
   const bool empty = Traits::kUseSoftmax && state.sum == 0.0f;
   const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f;
@@ -141,7 +146,8 @@ PLAIT_DEVICE void store_partial_row(const Params& params, int partial_row, int r
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit,
                              const ThreadRows& rows, bool writes, const SoftmaxState (&state)[2],
-                             const float (&o)[kConfig.head_dim_vo / 2], int* merge_scratch) {
+                             const float (&o)[padded_dim(kConfig.head_dim_vo) / 2],
+                             int* merge_scratch) {
   const bool partial = unit.item->partial_row >= 0;
   if (writes) {
 #pragma unroll

@@ -49,7 +49,11 @@ inline KernelCost cost_of(const KernelConfig& config) {
     case Template::kSm90:
       break;
   }
-  return config.ctas_per_sm > 1 ? kSm90DecodeCost : kSm90MixedCost;
+  KernelCost cost = config.ctas_per_sm > 1 ? kSm90DecodeCost : kSm90MixedCost;
+  // Work and bytes of a key go with the head dims. (Softmax does not: below 128 a guess.)
+  const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo) / 256;
+  for (float& us : cost.us_per_key) us *= dims;
+  return cost;
 }
 
 }  // namespace plait::cuda

@@ -5,6 +5,7 @@
 
 #include "cuda/tile_choice.h"
 #include "plait/error.h"
+#include "sm90/smem.h"
 
 namespace plait::cuda {
 
@@ -29,43 +30,67 @@ KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader 
 
 bool sm80_takes(Dtype dtype) { return dtype == Dtype::kBfloat16 || dtype == Dtype::kFloat16; }
 
-bool sm90_takes(Dtype dtype, int head_dim_qk, int head_dim_vo) {
-  return (dtype == Dtype::kBfloat16 || dtype == Dtype::kFloat16) && head_dim_qk == 128 &&
-         head_dim_vo == 128;
+bool sm90_takes(Dtype dtype) { return dtype == Dtype::kBfloat16 || dtype == Dtype::kFloat16; }
+
+namespace {
+
+// Keys of a tile, by the panels of 64 columns that a row of K and of V takes: as many as leave two
+// stages beside Q and S, P and O in registers. Spilled: 128 rows x 96 keys for 192 with a soft cap,
+// x 64 for 256.
+int sm90_tile_kv(int panels_qk, int panels_vo, bool decode_only) {
+  const bool large = panels_vo > 2 || panels_qk > 3;
+  if (!large) return decode_only ? 64 : 128;
+  if (panels_vo > 3) return decode_only ? 64 : 48;
+  return decode_only ? 32 : 64;
 }
 
-KernelConfig sm90_config(Dtype dtype, Loader loader, bool decode_only) {
-  KernelConfig config{.dtype_q = dtype,
-                      .dtype_kv = dtype,
-                      .dtype_out = dtype,
-                      .head_dim_qk = 128,
-                      .head_dim_vo = 128,
-                      .loader = loader,
-                      .tile_kv = 128,
-                      .num_stages = 3,
-                      .num_consumer_warpgroups = 2,
-                      // 504 for three warpgroups in all. The producer, which reads items and
-                      // block tables, spills at 40; the gather kernel's consumers at 208, with a
-                      // soft cap at 216.
-                      .producer_registers = 56,
-                      .consumer_registers = 224,
-                      .ctas_per_sm = 1,
-                      .num_shapes = 2,
-                      .shapes = {{Mma::kWgmma, 128, 1}, {Mma::kWgmma, 64, 2}}};
-  if (loader == Loader::kPaged && !decode_only) {  // at 56 its producer spills
+}  // namespace
+
+KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
+                         bool decode_only) {
+  KernelConfig config{
+      .dtype_q = dtype,
+      .dtype_kv = dtype,
+      .dtype_out = dtype,
+      .head_dim_qk = head_dim_qk,
+      .head_dim_vo = head_dim_vo,
+      .loader = loader,
+      .tile_kv =
+          sm90_tile_kv(sm90::panels_of(head_dim_qk), sm90::panels_of(head_dim_vo), decode_only),
+      .num_stages = 2,
+      .num_consumer_warpgroups = 2,
+      // 504 for three warpgroups in all. The producer, which reads items and block tables, spills
+      // at 40; the gather kernel's consumers at 208, with a soft cap at 216.
+      .producer_registers = 56,
+      .consumer_registers = 224,
+      .ctas_per_sm = 1,
+      .num_shapes = 2,
+      .shapes = {{Mma::kWgmma, 128, 1}, {Mma::kWgmma, 64, 2}}};
+  if (loader == Loader::kPaged) {  // at 56 its producer spills
     config.producer_registers = 64;
     config.consumer_registers = 216;
   }
   if (decode_only) {
-    config.tile_kv = 64;
-    config.num_stages = 3;
     config.num_consumer_warpgroups = 1;
     config.producer_registers = 72;
     config.consumer_registers = 184;
     config.ctas_per_sm = 2;
+    if (head_dim_vo >
+        192) {  // two CTAs have 128 registers each as ptxas counts, O alone takes them
+      config.producer_registers = 96;
+      config.consumer_registers = 240;
+      config.ctas_per_sm = 1;
+    }
     config.num_shapes = 1;
     config.shapes[1] = {};
     config.shapes[0] = {Mma::kWgmma, 64, 1};
+  }
+  // As many stages as fit, up to the bytes in flight that saturate memory.
+  constexpr int kSmemBytes = 228 * 1024, kReservedBytes = 1024,
+                kMaxStages = 4;  // reserved: of a CTA
+  for (KernelConfig more = config; more.num_stages <= kMaxStages; ++more.num_stages) {
+    if (more.ctas_per_sm * (sm90_smem_bytes(more) + kReservedBytes) > kSmemBytes) break;
+    config.num_stages = more.num_stages;
   }
   return config;
 }
@@ -112,7 +137,7 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   const Loader copies = ragged ? Loader::kAffine : Loader::kGather;  // row by row
   const bool sm80_arch = std::atoi(arch.c_str()) >= 80;
   const bool sm80 = sm80_arch && sm80_takes(config.dtype);
-  const bool sm90 = sm90_takes(config.dtype, config.head_dim_qk, config.head_dim_vo);
+  const bool sm90 = sm90_takes(config.dtype);
   if (is_sm80(config.kernel)) {
     check(sm80_arch, "kernel 'sm80' needs a GPU of compute capability 8.0 or later, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
@@ -122,8 +147,7 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   if (config.kernel == "sm90a") {
     check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
-    check(sm90, "kernel 'sm90a' takes head_dim_qk = head_dim_vo = 128 in bfloat16 or float16, not ",
-          config.head_dim_qk, " and ", config.head_dim_vo, " in ", to_string(config.dtype),
+    check(sm90, "kernel 'sm90a' takes bfloat16 and float16, not ", to_string(config.dtype),
           "; 'auto' and 'plain' run it");
     check(!config.variant.custom_mask(),
           "kernel 'sm90a' takes no custom_mask() yet; 'auto' and "
@@ -135,7 +159,8 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
     const Loader loader = ragged                         ? Loader::kAffine
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged
                                                          : Loader::kGather;
-    return sm90_config(config.dtype, loader, decode_only(config));
+    return sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader,
+                       decode_only(config));
   }
   if (is_sm80(config.kernel) || (any && sm80)) {
     const TileQuery query = tile_query(config, arch, copies);

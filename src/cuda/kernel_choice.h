@@ -14,11 +14,12 @@ KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader 
 // Whether kernels/sm80/attention.cuh takes it; its configurations are those of tile_choice.h.
 bool sm80_takes(Dtype dtype);
 
-// Whether kernels/sm90/attention.cuh takes these; sm90_config requires it.
-bool sm90_takes(Dtype dtype, int head_dim_qk, int head_dim_vo);
+// Whether kernels/sm90/attention.cuh takes it; sm90_config requires it.
+bool sm90_takes(Dtype dtype);
 // decode_only: no row block has more than 64 packed rows; a small kernel, two CTAs a
 // multiprocessor.
-KernelConfig sm90_config(Dtype dtype, Loader loader, bool decode_only);
+KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
+                         bool decode_only);
 
 // The kernel of an Attention on a GPU of architecture `arch`. Throws ArgumentError where
 // config.kernel asks for one that cannot run it.

@@ -1,6 +1,7 @@
 // Everything that plait ships for an architecture, in one list: what `plait compile` compiles and
 // the spill test holds to 0 bytes. At most 80 an architecture.
 #include <algorithm>
+#include <utility>
 
 #include "cuda/kernel_choice.h"
 #include "cuda/tile_choice.h"
@@ -47,13 +48,18 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
   kernels.push_back(assemble_utility("pack_mask", std::nullopt, "PackMaskCall", kUtilityThreads));
   kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", kUtilityThreads));
   if (arch != "90a") return kernels;
-  for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
-    for (const bool decode_only : {false, true}) {
-      for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
-        for (const Variant& variant : variants) {
-          const KernelConfig config = cuda::sm90_config(dtype, loader, decode_only);
+  for (const bool decode_only : {false, true}) {
+    for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
+      for (const Variant& variant : variants) {
+        for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
+          const KernelConfig config = cuda::sm90_config(dtype, 128, 128, loader, decode_only);
           kernels.push_back(assemble_attention(config, variant));
         }
+      }
+      for (const auto& [head_dim_qk, head_dim_vo] : {std::pair{64, 64}, {192, 128}, {256, 256}}) {
+        const KernelConfig config =
+            cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, loader, decode_only);
+        kernels.push_back(assemble_attention(config, full()));
       }
     }
   }

@@ -141,6 +141,24 @@ TEST(Sm90Emulated, SharedPagesThroughARowMap) {
       make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 6);
   EXPECT_GT((run_sm90<with_loader(kBoth, Loader::kPaged)>(c, 3)), 0);
 }
+// Panels that are not full, k16 steps and accumulators beyond the head dim, more panels of O than
+// of the buffer that joins it.
+template <KernelConfig kConfig>
+void check_dims(int page_size, unsigned seed) {
+  SCOPED_TRACE(kConfig.head_dim_qk);
+  const auto c = make_case<Float16>(shape_of(kConfig, page_size), {1, -1, 0}, {1, 40, 0},
+                                    {3 * kConfig.tile_kv - 1, 130, 3}, 0, seed);
+  run_sm90<kConfig>(c, 2);
+}
+TEST(Sm90Emulated, HeadDims) {
+  constexpr Dtype kHalf = Dtype::kFloat16;
+  check_dims<config_of(8, 8, 64, 2, 1, kHalf)>(0, 8);
+  check_dims<with_loader(config_of(40, 24, 64, 3, 1, kHalf), Loader::kGather)>(3, 9);
+  check_dims<with_split(with_loader(config_of(72, 200, 32, 2, 2, kHalf), Loader::kPaged))>(16, 10);
+  check_dims<with_split(with_loader(config_of(192, 128, 128, 2, 2, kHalf), Loader::kPaged))>(64,
+                                                                                             11);
+  check_dims<with_split(with_loader(config_of(256, 256, 48, 2, 2, kHalf), Loader::kGather))>(5, 12);
+}
 TEST(Sm90Emulated, FunctorsOnPages) {
   const auto c =
       make_case<Bfloat16>(shape_of(kSmall, 16), {1, -1, 0}, {1, 6, 1}, {200, 40, 0}, 0, 7);

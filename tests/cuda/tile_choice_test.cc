@@ -8,8 +8,10 @@
 #include <algorithm>
 
 #include "cuda/kernel_choice.h"
+#include "cuda/tensor_maps.h"
 #include "plait/error.h"
 #include "sm80/layout.h"
+#include "sm90/smem.h"
 
 namespace plait::cuda {
 namespace {
@@ -183,12 +185,41 @@ TEST(KernelChoice, AutoByArchitecture) {
     EXPECT_EQ(template_of(choose_kernel(c, arch)), Template::kSm80) << arch;
   }
   EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kSm90);
-  c.head_dim_qk = c.head_dim_vo = 40;  // what sm90 does not take
-  EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kSm80);
+  c.head_dim_qk = c.head_dim_vo = 40;
+  EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kSm90);
   c.dtype = Dtype::kFloat32;
   EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kPlain);
   EXPECT_EQ(template_of(choose_kernel(attention("sm80"), "90a")), Template::kSm80);
   EXPECT_EQ(template_of(choose_kernel(attention("plain"), "80")), Template::kPlain);
+}
+
+TEST(KernelChoice, Sm90LoaderByFormat) {
+  AttentionConfig c = attention();
+  c.kv = ragged_kv();
+  EXPECT_EQ(choose_kernel(c, "90a").loader, Loader::kAffine);
+  for (const int page_size : {8, 16, 24, 48, 64, 256}) {
+    c.kv = paged_kv(page_size);
+    const KernelConfig config = choose_kernel(c, "90a");
+    EXPECT_EQ(config.loader, Loader::kPaged) << page_size;
+    const int rows = box_rows_of(page_size, config.tile_kv);
+    EXPECT_TRUE(rows % 8 == 0 && page_size % rows == 0 && config.tile_kv % rows == 0) << page_size;
+  }
+  for (const int page_size : {1, 3, 12, 17}) {
+    c.kv = paged_kv(page_size);
+    EXPECT_EQ(choose_kernel(c, "90a").loader, Loader::kGather) << page_size;
+  }
+}
+
+TEST(KernelChoice, Sm90FitsAMultiprocessorWithEveryHeadDim) {
+  for (const bool decode_only : {false, true}) {
+    for (int qk = 8; qk <= 256; qk += 8) {
+      for (int vo = 8; vo <= 256; vo += 8) {
+        const KernelConfig c = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, decode_only);
+        EXPECT_GE(c.num_stages, 2) << qk << " " << vo;
+        EXPECT_LE(c.ctas_per_sm * (sm90_smem_bytes(c) + 1024), 228 * 1024) << qk << " " << vo;
+      }
+    }
+  }
 }
 
 TEST(KernelChoice, ShapesFollowTheBounds) {
