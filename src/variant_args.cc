@@ -133,7 +133,7 @@ std::vector<VariantTable> variant_tables(const Variant& variant, int head_dim_qk
     for (const VariantParam& param : part.params) {
       // rope's is the only one so far.
       if (param.kind == VariantParam::kTable)
-        tables.push_back({slot, rope_turns(part.rope, head_dim_qk)});
+        tables.push_back({slot, rope_table(part.rope, head_dim_qk)});
       ++slot;
     }
   }

@@ -70,6 +70,39 @@ PLAIT_HD Float16 from_float<Float16>(float x) {
 #endif
 }
 
+// Two neighbours of 16 bits in one word, the first in the lower half.
+struct Two {
+  float low, high;
+};
+template <class T>
+PLAIT_HD Two to_floats(unsigned packed) {
+  return {to_float(T{static_cast<unsigned short>(packed)}),
+          to_float(T{static_cast<unsigned short>(packed >> 16)})};
+}
+template <>
+PLAIT_HD Two to_floats<Bfloat16>(unsigned packed) {  // an instruction each
+  return {__builtin_bit_cast(float, packed << 16),
+          __builtin_bit_cast(float, packed & 0xffff0000u)};
+}
+template <class T>
+PLAIT_HD unsigned from_floats(float low, float high) {
+  return from_float<T>(low).bits | static_cast<unsigned>(from_float<T>(high).bits) << 16;
+}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+template <>
+PLAIT_HD unsigned from_floats<Bfloat16>(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+template <>
+PLAIT_HD unsigned from_floats<Float16>(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+#endif
+
 template <Dtype kDtype>
 struct StorageOf;
 template <>

@@ -33,6 +33,9 @@ template <int kWords>
 PLAIT_HD unsigned fragment_mask(const unsigned* words, const TokenMask& mask, int k_pos, int quad) {
   static_assert(kWords >= 1 && kWords <= 4);
   unsigned packed = 0;
+#if defined(__CUDACC__)
+#pragma unroll 1  // rarely run, and addresses of all words at once are many registers
+#endif
   for (int w = 0; w < kWords; ++w) {
     const unsigned word = mask_word_at(words, mask, k_pos + 32 * w);
     packed |= (word >> (2 * quad) & 0x03030303u) << (2 * w);

@@ -62,6 +62,16 @@ PLAIT_HD CosSin compose(const CosSin& a, const CosSin& b) {
   return {a.cos * b.cos - a.sin * b.sin, a.sin * b.cos + a.cos * b.sin};
 }
 
+// Of n pairs: their frequencies, and the angle of one position, by which a kernel that walks along
+// a tile turns on from row to row. One behind the other in memory, as the host makes them.
+struct RotationTable {
+  const TurnsPerPosition* turns;  // [n]
+  const CosSin* steps;            // [n]
+};
+PLAIT_HD RotationTable rotation_table(const TurnsPerPosition* memory, int num_pairs) {
+  return {memory, reinterpret_cast<const CosSin*>(memory + num_pairs)};
+}
+
 enum class Pairing { kHalf, kAdjacent };  // pair i: elements i and i + n / 2; 2 i and 2 i + 1
 
 }  // namespace plait

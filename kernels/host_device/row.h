@@ -6,9 +6,9 @@
 //   row.map_half_pairs(f)                f(i, x[i], x[i + dim / 2]) by reference, i < dim / 2
 //   row.map_adjacent_pairs(f)            f(i, x[2 i], x[2 i + 1]) by reference, i < dim / 2
 //   row.sum(f)                           sum over i of f(i, x[i]), the same on every lane
-//   row.rotate<kPairing, kNum>(p, turns) the first kNum elements' pairs turned by p * turns(i), in
-//                                        2^-64 turns (rotation.h); kNum 0: the whole row
-// Storage has get(i) -> float and set(i, float). Kernels with rows in registers have an accessor of
+//   row.rotate<kPairing, kNum>(p, memory) the first kNum elements' pairs turned by position p's
+//                                        angles; kNum 0: the whole row. memory: a RotationTable's
+// Storage has get(i) -> float and set(i, float). The tensor-core kernels have an accessor of
 // their own with the same members (tile/register_row.cuh).
 #pragma once
 #include "host_device/rotation.h"
@@ -49,11 +49,11 @@ struct Row {
     return total;
   }
 
-  template <Pairing kPairing, int kNum, class F>
-  PLAIT_HD void rotate(int position, F turns) {
+  template <Pairing kPairing, int kNum>
+  PLAIT_HD void rotate(int position, const TurnsPerPosition* turns) {
     constexpr int kPairs = (kNum == 0 ? kDim : kNum) / 2;
     for (int i = lane; i < kPairs; i += kNumLanes) {
-      const CosSin r = cos_sin(turn_at(turns(i), position));
+      const CosSin r = cos_sin(turn_at(turns[i], position));
       constexpr bool kHalf = kPairing == Pairing::kHalf;
       map_pair(i, kHalf ? i : 2 * i, kHalf ? i + kPairs : 2 * i + 1,
                [&](int, float& x, float& y) { rotate_pair(r, x, y); });

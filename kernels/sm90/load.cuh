@@ -5,11 +5,11 @@
 // to the consumers.
 #pragma once
 #include "host_device/kv_address.h"
-#include "host_device/row.h"
 #include "ptx/copy.cuh"
 #include "ptx/sync.cuh"
 #include "sm90/params.h"
 #include "sm90/smem.cuh"
+#include "tile/register_row.cuh"
 #include "tile/rows.cuh"
 
 namespace plait::sm90 {
@@ -219,32 +219,15 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
 
 // ---- finish warps -------------------------------------------------------------------------------
 
-template <Dtype kDtype>
-struct SwizzledRow {  // storage of host_device/row.h
-  unsigned char* tile;
-  int rows, row;
-  PLAIT_DEVICE float get(int i) const {
-    return to_float(*reinterpret_cast<const Storage<kDtype>*>(tile + element_offset(rows, row, i)));
-  }
-  PLAIT_DEVICE void set(int i, float x) {
-    *reinterpret_cast<Storage<kDtype>*>(tile + element_offset(rows, row, i)) =
-        from_float<Storage<kDtype>>(x);
-  }
-};
-
-inline constexpr int kRowLanes = 8;  // lanes that share a row in a transform
-
-// Calls transform(row index, Row) for rows [0, num_rows) of a tile, kRowLanes lanes a row.
-template <KernelConfig kConfig, class Variant, int kDim, Dtype kDtype, class F>
+// Calls transform(row index, accessor) for rows [0, num_rows) of a tile of `rows` rows. kInOrder:
+// their positions are.
+template <KernelConfig kConfig, class Variant, int kDim, Dtype kDtype, bool kInOrder = true,
+          class F>
 PLAIT_DEVICE void transform_rows(unsigned char* tile, int rows, int num_rows, F&& transform) {
   using R = Roles<kConfig, Variant>;
-  const int thread = threadIdx.x % 128 - 32 * R::kLoadWarps;
-  const int lane = thread % kRowLanes;
-  const unsigned mask = ((1u << kRowLanes) - 1) << (thread % 32 / kRowLanes * kRowLanes);
-  for (int row = thread / kRowLanes; row < num_rows; row += 32 * R::kFinishWarps / kRowLanes) {
-    Row<SwizzledRow<kDtype>, kDim, kRowLanes> accessor{{tile, rows, row}, lane, mask};
-    transform(row, accessor);
-  }
+  plait::transform_rows<Storage<kDtype>, kDim, kInOrder, 32 * R::kFinishWarps>(
+      tile, num_rows, threadIdx.x % 128 - 32 * R::kLoadWarps,
+      [&](int row, int col) { return element_offset(rows, row, col); }, transform);
 }
 
 // This warp's arrival for data that its lanes wrote with ordinary stores or cp.async; `count` where
@@ -280,7 +263,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   ptx::cp_async_wait_all();
   if constexpr (R::Traits::kHasQueryTransform) {
     ptx::named_barrier(kFinishBarrier, kThreads);
-    transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q>(
+    transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q, false>(
         smem.q, Smem<kConfig>::kTileQ, unit.num_rows, [&](int row, auto& accessor) {
           const PackedRow packed = row_of(params, row_map, unit, row);
           const RowContext context{params.plan->token_request[packed.token],
@@ -304,8 +287,14 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     ++num_units;
   };
 
-  for_each_unit<kConfig>(params, [&](const Unit& unit) {
-    hand_on(unit);
+  for_each_unit<kConfig>(params, [&](const Unit& walked) {
+    hand_on(walked);
+    // A row transform wants the registers that the unit would take: it is read where it was handed
+    // over. It stays there, as no finish warp hands on the next but one before all are here again.
+    if constexpr (R::kTransformsRows) {
+      ptx::named_barrier(kFinishBarrier, 32 * R::kFinishWarps);
+    }
+    const Unit& unit = R::kTransformsRows ? smem.units[(num_units + 1) % 2] : walked;
     load_q<kConfig, Variant>(params, variant, unit, smem);
     arrive_finished(&smem.q_full);
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "cuda/tile_choice.h"
+#include "jit/jit.h"
 #include "plait/error.h"
 #include "sm90/smem.h"
 
@@ -95,7 +96,32 @@ KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader l
   return config;
 }
 
+KernelConfig with_row_transforms(KernelConfig sm90) {
+  // RoPE of a row with its angles takes 88. Consumers of such variants, without functors of their
+  // own, are content with the rest of what the CTA has (check_config of sm90/attention.cuh).
+  constexpr int kProducer = 88, kMostOfConsumer = 240;
+  if (sm90.producer_registers >= kProducer) return sm90;
+  const int warpgroups = sm90.num_consumer_warpgroups + 1;
+  const int all = 65536 / (128 * warpgroups * sm90.ctas_per_sm) / 8 * 8 * warpgroups;
+  const int rest = (all - kProducer) / sm90.num_consumer_warpgroups / 8 * 8;
+  sm90.producer_registers = kProducer;
+  sm90.consumer_registers = std::min(rest, kMostOfConsumer);
+  return sm90;
+}
+
 namespace {
+
+bool transforms_rows(const Variant& variant) {
+  for (const VariantPart& part : variant.parts) {
+    for (const std::string& functor : jit::functors_of(part)) {
+      if (functor == "query_transform" || functor == "key_transform" ||
+          functor == "value_transform") {
+        return true;
+      }
+    }
+  }
+  return false;
+}
 
 // Whether every row block of these bounds fits one tile of the small kernel. A level of a composed
 // format collects the queries of many requests, so none of those.
@@ -159,8 +185,9 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
     const Loader loader = ragged                         ? Loader::kAffine
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged
                                                          : Loader::kGather;
-    return sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader,
-                       decode_only(config));
+    const KernelConfig kernel = sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo,
+                                            loader, decode_only(config));
+    return transforms_rows(config.variant) ? with_row_transforms(kernel) : kernel;
   }
   if (is_sm80(config.kernel) || (any && sm80)) {
     const TileQuery query = tile_query(config, arch, copies);

@@ -18,6 +18,8 @@ bool sm80_takes(Dtype dtype);
 bool sm90_takes(Dtype dtype);
 // decode_only: no row block has more than 64 packed rows; a small kernel, two CTAs a
 // multiprocessor.
+// The same with more registers for the producer, which row transforms run in.
+KernelConfig with_row_transforms(KernelConfig sm90);
 KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
                          bool decode_only);
 

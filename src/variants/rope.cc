@@ -1,7 +1,9 @@
 #include "variants/rope.h"
 
 #include <cmath>
+#include <cstring>
 
+#include "host_device/rotation.h"
 #include "plait/error.h"
 
 namespace plait {
@@ -40,19 +42,24 @@ void check_rope(const RopeOptions& o) {
         " and high_freq_factor ", o.high_freq_factor, "; the first must be less");
 }
 
-std::vector<unsigned long long> rope_turns(const RopeOptions& o, int head_dim) {
+std::vector<unsigned long long> rope_table(const RopeOptions& o, int head_dim) {
   const int rotary_dim = o.rotary_dim == 0 ? head_dim : o.rotary_dim;
   check(rotary_dim <= head_dim, "rope: rotary_dim is ", rotary_dim, ", but head_dim_qk is ",
         head_dim);
-  std::vector<unsigned long long> turns(rotary_dim / 2);
-  for (size_t i = 0; i < turns.size(); ++i) {
+  const size_t num_pairs = rotary_dim / 2;
+  std::vector<unsigned long long> table(2 * num_pairs);  // turns, then steps
+  for (size_t i = 0; i < num_pairs; ++i) {
     const long double frequency =
         std::pow(static_cast<long double>(o.theta), -2 * static_cast<long double>(i) / rotary_dim);
     const long double a_position = scaled(o, frequency) / kTwoPi;
     const long double fraction = a_position - std::floor(a_position);  // whole turns are none
-    turns[i] = static_cast<unsigned long long>(fraction * 0x1p64L);
+    table[i] = static_cast<unsigned long long>(fraction * 0x1p64L);
+    const CosSin step{static_cast<float>(std::cos(fraction * kTwoPi)),
+                      static_cast<float>(std::sin(fraction * kTwoPi))};
+    static_assert(sizeof step == sizeof table[0]);
+    std::memcpy(&table[num_pairs + i], &step, sizeof step);
   }
-  return turns;
+  return table;
 }
 
 }  // namespace plait

@@ -8,7 +8,7 @@ namespace plait {
 
 void check_rope(const RopeOptions& options);  // throws ArgumentError
 
-// Of each pair: 2^64 turns a position. Throws ArgumentError unless rotary_dim fits `head_dim`.
-std::vector<unsigned long long> rope_turns(const RopeOptions& options, int head_dim);
+// The memory of a RotationTable. Throws ArgumentError unless rotary_dim fits `head_dim`.
+std::vector<unsigned long long> rope_table(const RopeOptions& options, int head_dim);
 
 }  // namespace plait

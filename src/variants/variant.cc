@@ -124,7 +124,7 @@ Variant rope(const RopeOptions& options) {
   check_rope(options);
   const std::string pairing = options.interleave ? "Pairing::kAdjacent" : "Pairing::kHalf";
   VariantPart part = built_in("rope", concat("Rope<", pairing, ", ", options.rotary_dim, ">"),
-                              {{"rope_turns", VariantParam::kTable}});
+                              {{"rotations", VariantParam::kTable}});
   part.rope = options;
   return of(std::move(part));
 }

@@ -11,6 +11,9 @@
 #include "host_device/mask_bits.h"
 #include "host_device/variant.h"
 #include "host_device/variants/custom_mask.h"
+#include "host_device/variants/rms_norm_k.h"
+#include "host_device/variants/rope.h"
+#include "variants/rope.h"
 
 namespace plait::test {
 
@@ -116,6 +119,43 @@ int mask_end(const Case<T>& c, int t) {
   }
   return end;
 }
+
+// RMS norm of K, then RoPE of Q and K, the built-ins. `table`: rope_table() of the head.
+struct NormAndRope {
+  using Turn = Rope<Pairing::kHalf, 0>;
+  struct Params {
+    RmsNormK::Params norm;
+    Turn::Params turn;
+  };
+  template <class R>
+  PLAIT_HD static void query_transform(const Params& p, const RowContext& c, R& row) {
+    Turn::query_transform(p.turn, c, row);
+  }
+  template <class R>
+  PLAIT_HD static void key_transform(const Params& p, const RowContext& c, R& row) {
+    RmsNormK::key_transform(p.norm, c, row);
+    Turn::key_transform(p.turn, c, row);
+  }
+};
+struct NormAndRopeMeaning : PlainMeaning {
+  double eps, theta;
+  std::vector<float> weight;
+  void query(std::vector<double>& x, int position) const {
+    const std::size_t half = x.size() / 2;
+    for (std::size_t i = 0; i < half; ++i) {
+      const double angle = position * std::pow(theta, -1.0 * i / half), a = x[i], b = x[i + half];
+      x[i] = a * std::cos(angle) - b * std::sin(angle);
+      x[i + half] = a * std::sin(angle) + b * std::cos(angle);
+    }
+  }
+  void key(std::vector<double>& x, int position) const {
+    double square = 0;
+    for (const double v : x) square += v * v;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] *= weight[i] / std::sqrt(square / x.size() + eps);
+    query(x, position);
+  }
+};
 
 // Of one shape without a key split.
 inline PlanTarget target_of(const Shape& shape, int tile_q, int num_ctas) {

@@ -247,11 +247,11 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
   EXPECT_EQ(resources.registers, 32);
 }
 
-// Built-in variants that are compiled on demand, alone and together, in the plain
-// kernel.
+// Built-in variants that are compiled on demand, alone and together, on sm_90a.
 struct OnDemand {
   const char* name;
   Variant variant;
+  bool transforms_rows;
 };
 class NvrtcVariant : public Nvrtc, public ::testing::WithParamInterface<OnDemand> {};
 
@@ -259,8 +259,17 @@ TEST_P(NvrtcVariant, CompilesWithoutSpills) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "says nothing about host code; the plain build compiles them";
 #endif
-  const KernelConfig configs[] = {cuda::plain_config(Dtype::kFloat16, 128, 128, Loader::kGather),
-                                  cuda::plain_config(Dtype::kBfloat16, 40, 40, Loader::kAffine)};
+  std::vector<KernelConfig> configs{cuda::plain_config(Dtype::kFloat16, 128, 128, Loader::kGather),
+                                    cuda::plain_config(Dtype::kBfloat16, 40, 40, Loader::kAffine)};
+  if (GetParam().transforms_rows) {
+    for (const bool decode_only : {false, true}) {
+      for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
+        const KernelConfig sm90 =
+            cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, decode_only);
+        configs.push_back(cuda::with_row_transforms(sm90));
+      }
+    }
+  }
   for (const KernelConfig& config : configs) {
     const KernelSource source = assemble_attention(config, GetParam().variant);
     const Cubin cubin = compile_cubin_uncached(source, "90a");
@@ -269,11 +278,11 @@ TEST_P(NvrtcVariant, CompilesWithoutSpills) {
 }
 INSTANTIATE_TEST_SUITE_P(
     BuiltIns, NvrtcVariant,
-    ::testing::Values(OnDemand{"alibi", alibi()}, OnDemand{"custom_mask", custom_mask()},
-                      OnDemand{"rope", rope()},
-                      OnDemand{"partial_rope", rope({.interleave = true, .rotary_dim = 32})},
-                      OnDemand{"norms_and_rope", rms_norm_q() | rms_norm_k() | rope()},
-                      OnDemand{"mask_bias_and_cap", custom_mask() | alibi() | soft_cap(30)}),
+    ::testing::Values(OnDemand{"alibi", alibi(), false},
+                      OnDemand{"custom_mask", custom_mask(), false}, OnDemand{"rope", rope(), true},
+                      OnDemand{"partial_rope", rope({.interleave = true, .rotary_dim = 32}), true},
+                      OnDemand{"norms_and_rope", rms_norm_q() | rms_norm_k() | rope(), true},
+                      OnDemand{"mask_bias_and_cap", custom_mask() | alibi() | soft_cap(30), false}),
     [](const auto& info) { return info.param.name; });
 
 // All tiles of the sm80 template, beyond those that are chosen.

@@ -24,8 +24,8 @@ TEST(Rotation, AnglesAreRightAtAnyPosition) {
   for (const RopeOptions& o : {RopeOptions{}, RopeOptions{.theta = 500000, .scale = 4},
                                RopeOptions{.theta = 3.5, .scale = 0.03}}) {
     for (const int dim : {8, 128, 256}) {
-      const auto turns = rope_turns(o, dim);
-      ASSERT_EQ(turns.size(), static_cast<size_t>(dim / 2));
+      const auto turns = rope_table(o, dim);
+      ASSERT_EQ(turns.size(), static_cast<size_t>(dim));
       for (int i = 0; i < dim / 2; ++i) {
         for (const int position : {0, 1, 2, 77, 4095, 131071, 1048575, (1 << 30) - 1, -1, -300}) {
           const long double a = angle(o, dim, i, position);
@@ -52,13 +52,13 @@ TEST(Rotation, CosSinOfEveryPartOfATurn) {
 }
 
 TEST(Rotation, ComposedAnglesStayNearOverATile) {
-  const auto turns = rope_turns({}, 128);
+  const auto turns = rope_table({}, 128);
   for (int i = 0; i < 64; ++i) {
     CosSin r = cos_sin(turn_at(turns[i], 123456));
-    const CosSin step = cos_sin(turn_at(turns[i], 6));
+    const CosSin step = rotation_table(turns.data(), 64).steps[i];
     for (int n = 1; n <= 32; ++n) {
       r = compose(r, step);
-      const CosSin exact = cos_sin(turn_at(turns[i], 123456 + 6 * n));
+      const CosSin exact = cos_sin(turn_at(turns[i], 123456 + n));
       ASSERT_NEAR(r.cos, exact.cos, 4e-6);
       ASSERT_NEAR(r.sin, exact.sin, 4e-6);
     }
@@ -68,7 +68,7 @@ TEST(Rotation, ComposedAnglesStayNearOverATile) {
 // The formula of Llama 3.1 as Hugging Face and FlashInfer write it, in double.
 TEST(Rotation, Llama31Frequencies) {
   const RopeOptions o{.theta = 500000, .scale = 8, .old_context_len = 8192};
-  const auto turns = rope_turns(o, 128);
+  const auto turns = rope_table(o, 128);
   int kept = 0, scaled = 0, blended = 0;
   for (int i = 0; i < 64; ++i) {
     const double frequency = std::pow(500000.0, -i / 64.0);

@@ -10,15 +10,15 @@ namespace plait {
 template <Pairing kPairing, int kRotaryDim>
 struct Rope {
   struct Params {
-    alignas(8) const TurnsPerPosition* turns;  // [rotary_dim / 2]
+    alignas(8) const TurnsPerPosition* rotations;  // a RotationTable of rotary_dim / 2 pairs
   };
   template <class Row>
   PLAIT_HD static void query_transform(const Params& p, const RowContext& c, Row& row) {
-    row.template rotate<kPairing, kRotaryDim>(c.position, [&](int i) { return p.turns[i]; });
+    row.template rotate<kPairing, kRotaryDim>(c.position, p.rotations);
   }
   template <class Row>
   PLAIT_HD static void key_transform(const Params& p, const RowContext& c, Row& row) {
-    row.template rotate<kPairing, kRotaryDim>(c.position, [&](int i) { return p.turns[i]; });
+    row.template rotate<kPairing, kRotaryDim>(c.position, p.rotations);
   }
 };
 
