@@ -52,8 +52,6 @@ def formats_and_variants(limits, seed=1):
     heads = deck([(1, 4), (2, 1), (2, 4), (3, 2), (1, 8), (2, 3)], seed + 4)
     flags = deck(list(itertools.product((0, 3), (False, True), (True, False))), seed + 5)
     for format, variant in itertools.product(limits.formats, VARIANTS):
-        if VARIANTS[variant].mask and limits is SM90A:
-            continue  # refused by name
         d_qk, d_vo, dtype = (next(custom) if VARIANTS[variant].custom
                              else (*next(dims), next(dtypes)))
         if limits.formats[format].joint and d_qk != d_vo:

@@ -2,6 +2,7 @@
 // the next tile is issued before O += P V of the last, so that softmax runs while the tensor cores
 // do. Source of the overlap: FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608), section 3.2.
 #pragma once
+#include "host_device/mask_bits.h"
 #include "host_device/softmax_state.h"
 #include "host_device/visibility.h"
 #include "ptx/copy.cuh"
@@ -108,11 +109,13 @@ struct Consumer {
       const int tile = tiles[j];
       const bool full =
           !Traits::kHasLogitsMask && tile >= full_tiles.begin && tile < full_tiles.end;
+      const MaskBits bits = mask_bits(rows, unit.kv_pos_begin + tile * kTileKv, full);
       ptx::wgmma_wait<1>();
       ptx::wgmma_fence_registers(s);
       release(&smem.empty_k[slot.stage], step);
       if (step == 1 && is_last && !is_first) release_q();
       logits(unit, rows, tile, full, s);
+      if (!full) hide(bits, s);
       float scale[2];
       softmax(s, scale);
       ptx::wgmma_fence_registers(s);
@@ -200,6 +203,34 @@ struct Consumer {
   // Columns of a fragment: element i of a thread is row i / 2 % 2, column column_of(i).
   static PLAIT_DEVICE int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
+  // Custom mask bits of this thread's elements of a tile, fetched while S is being computed.
+  struct MaskBits {
+    unsigned of_row[2];
+  };
+  PLAIT_DEVICE MaskBits mask_bits(const ThreadRows& rows, int k_pos, bool full) {
+    unsigned first = 0, second = 0;
+    if constexpr (Traits::kCustomMask) {
+#pragma unroll 1  // both rows at once spill
+      for (int r = full ? 2 : 0; r < 2; ++r) {
+        const PlanView& plan = *params.plan;
+        first = second;
+        second = fragment_mask<kTileKv / 32>(
+            plan.mask_words, plan.token_mask[r == 0 ? rows.token[0] : rows.token[1]], k_pos,
+            threadIdx.x % 4);
+      }
+    }
+    return {{first, second}};
+  }
+  PLAIT_DEVICE void hide(const MaskBits& bits, float (&s)[kTileKv / 2]) {
+    if constexpr (Traits::kCustomMask) {
+#pragma unroll
+      for (int i = 0; i < kTileKv / 2; ++i) {
+        const bool shown = (bits.of_row[i / 2 % 2] & fragment_mask_bit(i / 4, i % 2)) != 0;
+        if (!shown) s[i] = Traits::kUseSoftmax ? kNegInf : 0.0f;
+      }
+    }
+  }
+
   // logits_transform, then -inf (without softmax: 0) for hidden keys.
   PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile, bool full,
                            float (&s)[kTileKv / 2]) {
@@ -232,7 +263,9 @@ struct Consumer {
 
   PLAIT_DEVICE LogitContext context(const Unit& unit, const ThreadRows& rows, int k_pos, int i) {
     const int r = i / 2 % 2;
-    return {rows.request[r], rows.position[r], k_pos + column_of(i), rows.qo_head[r], unit.kv_head};
+    const float first = static_cast<float>(k_pos + column_of(0) - rows.position[r]);
+    return {rows.request[r], rows.position[r], k_pos + column_of(i),
+            rows.qo_head[r], unit.kv_head,     first + static_cast<float>(i / 4 * 8 + i % 2)};
   }
 
   // s becomes weights relative to the rows' reference maxima; `scale` is what O must be multiplied

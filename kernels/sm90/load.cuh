@@ -289,12 +289,10 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
 
   for_each_unit<kConfig>(params, [&](const Unit& walked) {
     hand_on(walked);
-    // A row transform wants the registers that the unit would take: it is read where it was handed
-    // over. It stays there, as no finish warp hands on the next but one before all are here again.
-    if constexpr (R::kTransformsRows) {
-      ptx::named_barrier(kFinishBarrier, 32 * R::kFinishWarps);
-    }
-    const Unit& unit = R::kTransformsRows ? smem.units[(num_units + 1) % 2] : walked;
+    // Read where it was handed over, which saves its registers. It stays there, as no finish warp
+    // hands on the next but one before all are here again.
+    ptx::named_barrier(kFinishBarrier, 32 * R::kFinishWarps);
+    const Unit& unit = smem.units[(num_units + 1) % 2];
     load_q<kConfig, Variant>(params, variant, unit, smem);
     arrive_finished(&smem.q_full);
 

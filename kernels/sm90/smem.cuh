@@ -62,7 +62,6 @@ struct Roles {
   static constexpr bool kTma = kConfig.loader != Loader::kGather;
   static constexpr bool kTransformK = Traits::kHasKeyTransform;
   static constexpr bool kTransformV = Traits::kHasValueTransform;
-  static constexpr bool kTransformsRows = kTransformK || kTransformV || Traits::kHasQueryTransform;
   static constexpr int kLoadWarps = kConfig.loader == Loader::kAffine ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
   // Arrivals that complete a phase: TMA counts bytes behind one arrival of each warp; cp.async

@@ -67,10 +67,6 @@ KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader l
       .ctas_per_sm = 1,
       .num_shapes = 2,
       .shapes = {{Mma::kWgmma, 128, 1}, {Mma::kWgmma, 64, 2}}};
-  if (loader == Loader::kPaged) {  // at 56 its producer spills
-    config.producer_registers = 64;
-    config.consumer_registers = 216;
-  }
   if (decode_only) {
     config.num_consumer_warpgroups = 1;
     config.producer_registers = 72;
@@ -175,12 +171,9 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
     check(sm90, "kernel 'sm90a' takes bfloat16 and float16, not ", to_string(config.dtype),
           "; 'auto' and 'plain' run it");
-    check(!config.variant.custom_mask(),
-          "kernel 'sm90a' takes no custom_mask() yet; 'auto' and "
-          "'plain' run it");
   }
   const bool any = config.kernel == "auto";
-  if (config.kernel == "sm90a" || (any && arch == "90a" && sm90 && !config.variant.custom_mask())) {
+  if (config.kernel == "sm90a" || (any && arch == "90a" && sm90)) {
     // Boxes of a page are whole periods of the swizzle: 8 rows.
     const Loader loader = ragged                         ? Loader::kAffine
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged

@@ -168,6 +168,19 @@ TEST(Sm90Emulated, FunctorsOnPages) {
   run_sm90<with_loader(kSmall, Loader::kPaged), Sigmoid>(c, 2, {-3.0f}, meaning);
 }
 
+template <KernelConfig kConfig, class T>
+void check_mask(Case<T> c, int num_ctas) {
+  c.view.request_mask_begin.assign(c.view.num_requests, kMaskBegin);
+  run_sm90<kConfig, CustomMask>(c, num_ctas, {}, MaskMeaning{});
+}
+// Tiles before the bits, with their first one, and behind it; lists that start within a word.
+TEST(Sm90Emulated, CustomMask) {
+  check_mask<kSmall>(make_case<Bfloat16>(shape_of(kSmall, 0), {}, {1, 6, 2}, {197, 75, 69}, 0, 11),
+                     2);
+  check_mask<with_loader(kBoth, Loader::kPaged)>(
+      make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 30}, {390, 4, 160}, 45, 12), 3);
+}
+
 // Row transforms in the finish warps, two and three of them. What they leave is rounded to
 // bfloat16.
 TEST(Sm90Emulated, NormAndRope) {

@@ -261,13 +261,10 @@ TEST_P(NvrtcVariant, CompilesWithoutSpills) {
 #endif
   std::vector<KernelConfig> configs{cuda::plain_config(Dtype::kFloat16, 128, 128, Loader::kGather),
                                     cuda::plain_config(Dtype::kBfloat16, 40, 40, Loader::kAffine)};
-  if (GetParam().transforms_rows) {
-    for (const bool decode_only : {false, true}) {
-      for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
-        const KernelConfig sm90 =
-            cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, decode_only);
-        configs.push_back(cuda::with_row_transforms(sm90));
-      }
+  for (const bool decode_only : {false, true}) {
+    for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
+      const KernelConfig sm90 = cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, decode_only);
+      configs.push_back(GetParam().transforms_rows ? cuda::with_row_transforms(sm90) : sm90);
     }
   }
   for (const KernelConfig& config : configs) {
@@ -282,7 +279,7 @@ INSTANTIATE_TEST_SUITE_P(
                       OnDemand{"custom_mask", custom_mask(), false}, OnDemand{"rope", rope(), true},
                       OnDemand{"partial_rope", rope({.interleave = true, .rotary_dim = 32}), true},
                       OnDemand{"norms_and_rope", rms_norm_q() | rms_norm_k() | rope(), true},
-                      OnDemand{"mask_bias_and_cap", custom_mask() | alibi() | soft_cap(30), false}),
+                      OnDemand{"bias_and_cap", alibi() | soft_cap(30), false}),
     [](const auto& info) { return info.param.name; });
 
 // All tiles of the sm80 template, beyond those that are chosen.
