@@ -56,7 +56,11 @@ class Step:
                 self.table[row, :n] = torch.from_numpy(ids[at:at + n].astype(np.int32)).cuda()
                 at += n
             tables["block_table"] = self.table[:len(lengths)]
-        return self.attn.plan(qo_indptr=np.cumsum([0] + [q for q, _ in lengths]), **tables)
+        return self.attn.plan(qo_indptr=np.cumsum([0] + [q for q, _ in lengths]), **tables,
+                              **self.mask(lengths))
+
+    def mask(self, lengths):
+        return {}
 
     def eager(self):
         self.attn.run(self.q, self.cache, out=self.out, lse=self.lse)
@@ -99,6 +103,25 @@ def check_replays(step, first, later):
             same_bits(out, eager[tuple(lengths)][0], f"{lengths[:3]}... out ")
             same_bits(lse, eager[tuple(lengths)][1], f"{lengths[:3]}... lse ")
     return plan
+
+
+class MaskedStep(Step):
+    """Every plan brings mask bits over the last keys, on the device or (long ones) on the host."""
+
+    def mask(self, lengths):
+        rng = np.random.default_rng(sum(kv for _, kv in lengths))
+        covered = [(q, min(kv, 3 * q)) for q, kv in lengths]
+        bits = np.concatenate([np.packbits(rng.random(q * n) < 0.7, bitorder="little")
+                               for q, n in covered])
+        on_device = len(bits) < 200
+        return {"packed_custom_mask": torch.from_numpy(bits).cuda() if on_device else bits,
+                "first_masked_key": np.array([kv - n for (_, kv), (_, n) in zip(lengths, covered)])}
+
+
+def test_later_masks_serve_a_captured_run(kernel):
+    step = MaskedStep(kernel, 80, 8, 2, 900, 44, 4000, 4, variant=plait.custom_mask())
+    check_replays(step, [(8, 600), (8, 41)],
+                  [[(5, 9)], [(70, 3000), (1, 1), (0, 7), (9, 900)], [(8, 4000), (8, 8)], [(80, 80)]])
 
 
 @pytest.mark.parametrize("fill", [False, True])

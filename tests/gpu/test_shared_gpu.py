@@ -2,6 +2,7 @@
 
 from test_api import *  # noqa: F401, F403
 from test_errors import *  # noqa: F401, F403
+from test_masks import *  # noqa: F401, F403
 from test_reports import *  # noqa: F401, F403
 
 # Of the host alone: they have run there.
@@ -9,5 +10,10 @@ for _name in ("test_readme_example", "test_torch_tensors_give_the_bits_of_numpy"
               "test_torch_views_are_not_copied", "test_plans_print_and_compare", "test_kernel_names",
               "test_read_only_inputs_pass_and_read_only_outputs_do_not", "test_what_is_no_tensor_is_named",
               "test_bad_configurations", "test_bad_formats_and_variants", "test_bad_workspaces",
-              "test_streams_start_as_stated"):
+              "test_streams_start_as_stated", "test_bad_masks_leave_the_plan_before",
+              "test_a_mask_needs_a_variant_that_takes_one",
+              "test_tiles_before_the_first_masked_key_need_no_mask",
+              "test_rotary_dim_beyond_the_head_is_refused",
+              "test_tensors_of_the_wrong_size_are_refused",
+              "test_order_of_the_parts_is_the_order_of_their_work"):
     del globals()[_name]
