@@ -8,13 +8,15 @@ from plait.tensors import parse_device
 
 def _measure(workload):
     workload.prepare()
-    timing = _plait.time_on_gpu(parse_device(workload.device), workload.run, True)
-    seconds = timing["median_us"] * 1e-6
+    timing = _plait.time_on_gpu(
+        parse_device(workload.device), workload.run, _plait.CudaTimingOptions()
+    )
+    seconds = timing.median_us * 1e-6
     flops, moved = workload.work()
     case = f"{workload.name}, {workload.attention.kernel_name}"
     rows = [
-        row(case, "time", timing["median_us"], "us"),
-        row(case, "fastest graph", timing["min_us"], "us"),
+        row(case, "time", timing.median_us, "us"),
+        row(case, "fastest graph", timing.min_us, "us"),
     ]
     if workload.q_len == 1:
         rows.append(row(case, "bandwidth", moved / seconds / 1e12, "TB/s"))
