@@ -8,36 +8,18 @@
 // before its copy is issued, and leaves the row's addresses to all lanes that copy it.
 #pragma once
 #include "host_device/kv_address.h"
-#include "host_device/row.h"
 #include "sm80/smem.cuh"
+#include "tile/register_row.cuh"
 
 namespace plait::sm80 {
 
-template <Dtype kDtype, int kHeadDim>
-struct TileRow {  // storage of host_device/row.h
-  unsigned char* tile;
-  int row;
-  PLAIT_HD float get(int i) const {
-    return to_float(
-        *reinterpret_cast<const Storage<kDtype>*>(tile + element_offset(kHeadDim, row, i)));
-  }
-  PLAIT_HD void set(int i, float x) {
-    *reinterpret_cast<Storage<kDtype>*>(tile + element_offset(kHeadDim, row, i)) =
-        from_float<Storage<kDtype>>(x);
-  }
-};
-
-// Calls transform(row index, Row) for rows [0, num_rows) of a tile, eight lanes a row.
-template <int kThreads, Dtype kDtype, int kHeadDim, class F>
+// Calls transform(row index, accessor) for rows [0, num_rows) of a tile. kInOrder: row r + 1 is one
+// position behind row r.
+template <int kThreads, Dtype kDtype, int kHeadDim, bool kInOrder, class F>
 PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, F&& transform) {
-  constexpr int kLanes = 8;
-  const int lane = threadIdx.x % kLanes;
-  const unsigned mask = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
-#pragma unroll 1
-  for (int row = threadIdx.x / kLanes; row < num_rows; row += kThreads / kLanes) {
-    Row<TileRow<kDtype, kHeadDim>, kHeadDim, kLanes> accessor{{tile, row}, lane, mask};
-    transform(row, accessor);
-  }
+  plait::transform_rows<Storage<kDtype>, kHeadDim, kInOrder, kThreads>(
+      tile, num_rows, threadIdx.x,
+      [](int row, int col) { return element_offset(kHeadDim, row, col); }, transform);
 }
 
 template <KernelConfig kConfig, class Variant>
@@ -80,7 +62,7 @@ struct Loader {
     }
     if constexpr (Traits::kHasKeyTransform) {
       const int first = smem.unit.tiles[j] * kTileKv;
-      transform_rows<kThreads, kConfig.dtype_kv, kDimQk>(
+      transform_rows<kThreads, kConfig.dtype_kv, kDimQk, true>(
           smem.ring.k[stage], min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
             Variant::key_transform(
                 call.variant,
@@ -98,7 +80,7 @@ struct Loader {
     next_block = look_up(j + kStages + 1, threadIdx.x);
     if constexpr (Traits::kHasValueTransform) {
       const int first = smem.unit.tiles[j] * kTileKv;
-      transform_rows<kThreads, kConfig.dtype_kv, kDimVo>(
+      transform_rows<kThreads, kConfig.dtype_kv, kDimVo, true>(
           smem.ring.v[stage], min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
             Variant::value_transform(
                 call.variant,
@@ -200,8 +182,8 @@ struct Loader {
   }
 
   PLAIT_DEVICE void transform_q() {
-    transform_rows<kThreads, kConfig.dtype_q,
-                   kDimQk>(smem.q, smem.unit.num_rows, [&](int row, auto& accessor) {
+    transform_rows<kThreads, kConfig.dtype_q, kDimQk,
+                   false>(smem.q, smem.unit.num_rows, [&](int row, auto& accessor) {
       const RowInfo& info = smem.rows[row];
       Variant::query_transform(call.variant, {info.request, info.position, info.qo_head}, accessor);
     });

@@ -104,7 +104,9 @@ void take_mask(const MaskTables& tables, const IndexArray& qo_indptr, const Devi
   if (first_key.given()) first_key.require_host(n, "one a request");
 
   mask.tokens.reserve(out.num_query_tokens);
-  if (!source.on_host) {
+  // Nothing is read of a mask without elements, which has no address either.
+  const bool packs_on_device = !source.on_host && source.size > 0;
+  if (packs_on_device) {
     mask.source = source.data;
     mask.source_is_bools = source.bools;
     mask.token_source.reserve(out.num_query_tokens);
@@ -137,9 +139,9 @@ void take_mask(const MaskTables& tables, const IndexArray& qo_indptr, const Devi
     for (long long i = 0; i < q_len; ++i) {
       mask.tokens.push_back({mask.num_words, static_cast<int>(begin), kv_len});
       mask.num_words += mask_row_words(static_cast<int>(begin), kv_len);
-      if (!source.on_host) mask.token_source.push_back(first + i * keys);
+      if (packs_on_device) mask.token_source.push_back(first + i * keys);
     }
-    if (source.on_host) {
+    if (!packs_on_device) {
       mask.words.reserve(mask.num_words);
       for (long long i = 0; i < q_len; ++i) {
         const int b = static_cast<int>(begin);

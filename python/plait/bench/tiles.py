@@ -28,8 +28,8 @@ def tiles(arch=None, head_dim=128, device=None):
         workload.prepare()
         for tile in table:
             workload.use_kernel(f"sm80 {tile.tile}")
-            timing = _plait.time_on_gpu(dev, workload.run, True)
-            times[tile.tile, name] = timing["median_us"]
+            timing = _plait.time_on_gpu(dev, workload.run, _plait.CudaTimingOptions())
+            times[tile.tile, name] = timing.median_us
     for tile in table:
         case = f"sm_{arch}, d {head_dim}: {tile.tile}{' (chosen)' if tile.chosen else ''}"
         rows += [
