@@ -214,7 +214,7 @@ struct Consumer {
       for (int r = full ? 2 : 0; r < 2; ++r) {
         const PlanView& plan = *params.plan;
         first = second;
-        second = fragment_mask<kTileKv / 32>(
+        second = fragment_mask<(kTileKv + 31) / 32>(
             plan.mask_words, plan.token_mask[r == 0 ? rows.token[0] : rows.token[1]], k_pos,
             threadIdx.x % 4);
       }

@@ -63,7 +63,9 @@ def append_paged_kv_cache(
     cache = paged_cache(where, paged_kv_cache, kv_layout)
     k = cache[0] if isinstance(cache, tuple) else cache[:, 0]
     page_size = k.shape[1 if kv_layout == "NHD" else 2]
+    # It serves the check of positions alone, and those on a device are not checked.
+    last_page_len = kv_last_page_len if positions.device.type == "cpu" else None
     plait.append_kv(
         append_key, append_value, cache, kv=plait.PagedKv(page_size, kv_layout),
         batch_indices=batch_indices, positions=positions, kv_page_indptr=kv_indptr,
-        kv_page_indices=kv_indices, kv_last_page_len=kv_last_page_len)
+        kv_page_indices=kv_indices, kv_last_page_len=last_page_len)
