@@ -179,6 +179,8 @@ TEST(Sm90Emulated, CustomMask) {
                      2);
   check_mask<with_loader(kBoth, Loader::kPaged)>(
       make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 30}, {390, 4, 160}, 45, 12), 3);
+  constexpr KernelConfig kOddTile = config_of(64, 64, 48, 2, 1);  // no whole words
+  check_mask<kOddTile>(make_case<Bfloat16>(shape_of(kOddTile, 0), {}, {6, 2}, {197, 97}, 0, 13), 2);
 }
 
 // Row transforms in the finish warps, two and three of them. What they leave is rounded to
