@@ -12,7 +12,7 @@ def tiles(arch=None, head_dim=128, device=None):
     and with times: 4 x 4096 causal, ragged, and 64 x 4096 decoded, page 16, 32/8 heads, bfloat16."""
     dev = parse_device(device) if device is not None else None
     if dev is not None:
-        arch = _plait.driver_info().gpus[dev.id].arch
+        arch = _plait.driver_info().gpus[dev[1]].arch
     shared = dict(head_dim=head_dim, device=device, kernel="sm80")
     cases = (
         []
