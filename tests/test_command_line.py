@@ -160,13 +160,32 @@ def test_bench_rows(which):
     assert all(row["value"] >= 0 for row in rows)
 
 
-def test_bench_refuses_options_that_do_nothing():
-    error = re.sub(r"[\s│]+", " ", run("bench", "plan", "--kernel", "plain", ok=2))
-    assert "go with prefill and decode" in error
-    error = re.sub(r"[\s│]+", " ", run("bench", "plan", "--arch", "80", ok=2))
-    assert "go with tiles" in error
-    error = re.sub(r"[\s│]+", " ", run("bench", "tiles", "--arch", "80", "--kernel", "plain", ok=2))
-    assert "kernels of its own" in error
+@pytest.mark.parametrize("arguments, says", [
+    (["plan", "--kernel", "plain"], "--kernel goes with prefill,"),
+    (["cpu", "--peers", "cudnn"], "--peers goes with prefill,"),
+    (["plan", "--case", "p4_4k"], "--case goes with prefill,"),
+    (["decode", "--arch", "80"], "--arch goes with compile, tiles, not with decode"),
+    (["prefill", "--head-dim", "64"], "--head-dim goes with tiles, not with prefill"),
+    (["tiles", "--arch", "80", "--kernel", "plain"], "--kernel goes with prefill,"),
+    (["tiles", "--arch", "80", "--device", "cuda"], "one of --arch and --device"),
+    (["prefill", "--list", "--seconds", "2"], "--list measures nothing"),
+    (["prefill", "--seconds", "0"], "--seconds is 0.0; it must be > 0"),
+])
+def test_bench_refuses_options_that_do_nothing(arguments, says):
+    assert says in re.sub(r"[\s│]+", " ", run("bench", *arguments, ok=2))
+
+
+def test_bench_refuses_unknown_cases_and_peers():
+    assert "'p4_4' is no case of decode" in run("bench", "decode", "--case", "p4_4", "--list", ok=2)
+    error = run("bench", "decode", "--peers", "fa4", ok=2)
+    assert "'fa4' is no peer" in error and "flashinfer-fa3" in error
+
+
+def test_bench_lists_its_cases():
+    rows = json.loads(run("bench", "gpu", "--list", "--json"))
+    assert {row["case"] for row in rows} > {"p4_4k", "d64_4k_page16", "spec32_8_4k_mask"}
+    rows = json.loads(run("bench", "variants", "--case", "d64_4k_rope", "--list", "--json"))
+    assert [row["case"] for row in rows] == ["d64_4k_page16", "d64_4k_rope"]  # with its yardstick
 
 
 def test_bench_tiles_refuses_what_has_no_tiles():

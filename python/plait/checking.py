@@ -35,6 +35,10 @@ class RowCheck:
         self._largest = np.maximum(self._largest, [np.max(np.abs(x)) for x in exact])
 
     @property
+    def num_rows(self):
+        return len(self._errors)
+
+    @property
     def error(self):
         return np.max(self._errors, axis=0)
 

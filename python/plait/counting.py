@@ -5,26 +5,48 @@ Used by `plait replay` and `plait bench`, so that their figures mean the same.
 
 import numpy as np
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
-def visible_pairs(q_len, kv_len, *, causal=True):
+def _triangle(q, k):
+    """Sum over the last q of k numbers 1 ... k; of all where q > k."""
+    terms = np.clip(k, 0, q)
+    return terms * (2 * k - terms + 1) // 2
+
+
+def visible_pairs(q_len, kv_len, *, causal=True, window_left=-1):
     """(query, key) pairs that attention computes, over all requests (integer arrays or numbers)."""
     q, k = np.asarray(q_len, np.int64), np.asarray(kv_len, np.int64)
-    if not causal:
-        return int((q * k).sum())
-    seen = np.minimum(q, k)  # queries before the first key see nothing
-    return int((seen * (2 * k - seen + 1) // 2).sum())
+    pairs = _triangle(q, k) if causal else q * k
+    if window_left >= 0:
+        pairs = pairs - _triangle(q, k - 1 - window_left)  # a query hides position - window keys
+    return int(pairs.sum())
 
 
 def attention_work(
-    q_len, kv_len, *, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, dtype, causal=True
+    q_len,
+    kv_len,
+    *,
+    num_qo_heads,
+    num_kv_heads,
+    head_dim_qk,
+    head_dim_vo,
+    dtype,
+    kv_dtype=None,
+    causal=True,
+    window_left=-1,
 ):
     """(flops, bytes) of one run: two GEMMs over visible pairs; q, out, lse and each request's
-    keys and values once, as if nothing were shared between requests or read twice."""
-    pairs = visible_pairs(q_len, kv_len, causal=causal)
-    tokens, keys = int(np.sum(q_len)), int(np.sum(np.where(np.asarray(q_len) > 0, kv_len, 0)))
-    flops = 2 * pairs * num_qo_heads * (head_dim_qk + head_dim_vo)
-    size = DTYPE_BYTES[dtype]
-    moved = (tokens * num_qo_heads + keys * num_kv_heads) * (head_dim_qk + head_dim_vo) * size
+    keys and values once, as if nothing were shared between requests or read twice. Keys that a
+    window hides from all queries are not counted."""
+    q_len, kv_len = np.broadcast_arrays(np.asarray(q_len, np.int64), np.asarray(kv_len, np.int64))
+    pairs = visible_pairs(q_len, kv_len, causal=causal, window_left=window_left)
+    read = np.where(q_len > 0, kv_len, 0)
+    if window_left >= 0:
+        read = np.minimum(read, q_len + window_left)
+    dims = head_dim_qk + head_dim_vo
+    tokens, keys = int(q_len.sum()), int(read.sum())
+    flops = 2 * pairs * num_qo_heads * dims
+    moved = tokens * num_qo_heads * dims * DTYPE_BYTES[dtype]
+    moved += keys * num_kv_heads * dims * DTYPE_BYTES[kv_dtype or dtype]
     return flops, moved + tokens * num_qo_heads * 4

@@ -2,4 +2,6 @@
 
 
 def row(case, metric, value, unit):
-    return {"case": case, "metric": metric, "value": round(float(value), 4), "unit": unit}
+    """value None: there is none, and the metric says why."""
+    value = None if value is None else round(float(value), 4)
+    return {"case": case, "metric": metric, "value": value, "unit": unit}

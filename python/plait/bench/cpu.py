@@ -3,9 +3,12 @@
 import statistics
 import time
 
+import numpy as np
+
 from plait import _plait
 from plait.bench import row
-from plait.bench.workload import Workload
+from plait.bench.cases import Case
+from plait.bench.workload import Pools, Workload
 
 
 def _seconds(work, min_seconds=1.0, min_calls=5):
@@ -24,22 +27,21 @@ def _sdpa(workload):
         import torch
     except ImportError:
         return None
-    import numpy as np
+    w, case = workload, workload.case
 
     def tensor(array):
         if array.dtype == np.uint16:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
-    w = workload
-    q = tensor(w.q).view(w.batch, w.q_len, w.num_qo_heads, w.head_dim).transpose(1, 2).contiguous()
+    q = tensor(w.q).view(len(w.q_len), -1, case.num_qo_heads, case.head_dim)
+    q = q.transpose(1, 2).contiguous()
+    slots = np.stack([w.slots(i) for i in range(len(w.q_len))])
     k, v = (
-        torch.stack([tensor(w.keys_values(i)[n]) for i in range(w.batch)])
-        .transpose(1, 2)
-        .contiguous()
-        for n in (0, 1)
+        tensor(x.reshape(-1, case.num_kv_heads, case.head_dim)[slots]).transpose(1, 2).contiguous()
+        for x in w.cache
     )
-    causal = w.causal and w.q_len > 1  # top left and bottom right agree: q_len is 1 or kv_len
+    causal = w.q_len[0] > 1  # top left and bottom right agree: q_len is 1 or kv_len
     return lambda: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, enable_gqa=True
     )
@@ -50,20 +52,28 @@ def cpu():
     copy = _plait.copy_bandwidth()
     rows = [row("copy of 256 MiB, all threads", "read and written", copy / 1e9, "GB/s")]
     for dtype in ("float32", "bfloat16"):
-        for workload in (Workload(8, 1, 2048, dtype, page_size=16), Workload(2, 1024, 1024, dtype)):
-            workload.prepare()
+        for case in (
+            Case("decode", "decode", (1,) * 8, (2048,) * 8, page_size=16, dtype=dtype),
+            Case("prefill", "prefill", (1024,) * 2, (1024,) * 2, dtype=dtype),
+        ):
+            workload = Workload(case)
+            workload.compile()
+            workload.prepare(Pools("cpu"))
+            wrong = workload.check()
+            if wrong:
+                raise RuntimeError(f"{case.describe()}: {wrong}")
             seconds = _seconds(workload.run)
             flops, moved = workload.work()
-            case = workload.name
-            rows.append(row(case, "time", seconds * 1e6, "us"))
-            if workload.q_len == 1:
-                rows.append(row(case, "bandwidth", moved / seconds / 1e9, "GB/s"))
-                rows.append(row(case, "copy bandwidth / ours", copy / (moved / seconds), "x"))
+            name = case.describe()
+            rows.append(row(name, "time", seconds * 1e6, "us"))
+            if case.group == "decode":
+                rows.append(row(name, "bandwidth", moved / seconds / 1e9, "GB/s"))
+                rows.append(row(name, "copy bandwidth / ours", copy / (moved / seconds), "x"))
             else:
-                rows.append(row(case, "work", flops / seconds / 1e9, "GFLOP/s"))
+                rows.append(row(name, "work", flops / seconds / 1e9, "GFLOP/s"))
             sdpa = _sdpa(workload)
             if sdpa is not None:
                 theirs = _seconds(sdpa)
-                rows.append(row(case, "torch SDPA", theirs * 1e6, "us"))
-                rows.append(row(case, "torch SDPA / ours", theirs / seconds, "x"))
+                rows.append(row(name, "torch SDPA", theirs * 1e6, "us"))
+                rows.append(row(name, "torch SDPA / ours", theirs / seconds, "x"))
     return rows

@@ -1,4 +1,4 @@
-"""What needs neither kernels nor data: planning, balance, the overhead of a call."""
+"""What needs no data: planning, balance, the overhead of a call, compiling."""
 
 import statistics
 import time
@@ -22,6 +22,25 @@ def plan():
 def balance():
     """Modelled busiest CTA / mean of b x 4096 keys on 132 CTAs."""
     return _rows(_plait.bench_balance())
+
+
+def compile(arch="90a"):
+    """Cold NVRTC of every kernel shipped for an architecture, one after the other on one core."""
+    kernels = _plait.compile_shipped(arch.removeprefix("sm_"))
+    rows = []
+    for k in kernels:
+        if k.error:
+            rows.append(row(k.kernel, f"failed: {k.error}", None, ""))
+            continue
+        rows.append(row(k.kernel, "cold NVRTC", k.seconds, "s"))
+        rows.append(row(k.kernel, "spilled registers", k.spill_bytes, "bytes"))
+    seconds = sorted(k.seconds for k in kernels if not k.error)
+    if seconds:
+        case = f"{len(kernels)} kernels of sm_{arch.removeprefix('sm_')}"
+        rows.append(row(case, "worst", seconds[-1], "s"))
+        rows.append(row(case, "median", seconds[len(seconds) // 2], "s"))
+        rows.append(row(case, "spilled registers", sum(k.spill_bytes for k in kernels), "bytes"))
+    return rows
 
 
 def median_us(work, calls, rounds=9):

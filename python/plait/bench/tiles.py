@@ -3,7 +3,9 @@ how many CTAs a multiprocessor holds, the modelled cost of a key and, on a GPU, 
 
 from plait import _plait
 from plait.bench import row
-from plait.bench.workload import Workload
+from plait.bench.cases import Case
+from plait.bench.timing import time_plait
+from plait.bench.workload import Pools, Workload
 from plait.tensors import parse_device
 
 
@@ -13,23 +15,22 @@ def tiles(arch=None, head_dim=128, device=None):
     dev = parse_device(device) if device is not None else None
     if dev is not None:
         arch = _plait.driver_info().gpus[dev[1]].arch
-    shared = dict(head_dim=head_dim, device=device, kernel="sm80")
     cases = (
-        []
-        if dev is None
-        else [
-            ("prefill", Workload(4, 4096, 4096, **shared)),
-            ("decode", Workload(64, 1, 4096, page_size=16, **shared)),
-        ]
+        Case("prefill", "tiles", (4096,) * 4, (4096,) * 4, head_dim=head_dim),
+        Case("decode", "tiles", (1,) * 64, (4096,) * 64, page_size=16, head_dim=head_dim),
     )
     rows, times = [], {}
     table = _plait.tile_table(arch, head_dim)
-    for name, workload in cases:
-        workload.prepare()
-        for tile in table:
-            workload.use_kernel(f"sm80 {tile.tile}")
-            timing = _plait.time_on_gpu(dev, workload.run, _plait.CudaTimingOptions())
-            times[tile.tile, name] = timing.median_us
+    if dev is not None:
+        pools = Pools(device, [Workload(case) for case in cases])
+        for case, tile in ((case, tile) for case in cases for tile in table):
+            workload = Workload(case, device, f"sm80 {tile.tile}")
+            workload.compile()
+            workload.prepare(pools)
+            wrong = workload.check()
+            if wrong:
+                raise RuntimeError(f"{workload.kernel}, {case.describe()}: {wrong}")
+            times[tile.tile, case.name] = time_plait(device, workload.run, 0.2).median_us
     for tile in table:
         case = f"sm_{arch}, d {head_dim}: {tile.tile}{' (chosen)' if tile.chosen else ''}"
         rows += [
@@ -40,5 +41,5 @@ def tiles(arch=None, head_dim=128, device=None):
             row(case, "CTAs", tile.ctas_per_sm, "a multiprocessor"),
             row(case, "modelled", tile.clocks_per_key, "clocks a key"),
         ]
-        rows += [row(case, name, times[tile.tile, name], "us") for name, _ in cases]
+        rows += [row(case, n, us, "us") for (name, n), us in times.items() if name == tile.tile]
     return rows

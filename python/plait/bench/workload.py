@@ -1,152 +1,226 @@
-"""A batch with data, as the measurements share it: laid out ragged or in shuffled pages, and
-checked on sampled rows before anything is timed."""
+"""A Case with its data, planned and checked, as every measurement shares it.
 
-from dataclasses import dataclass
+K, V and q are rows of long pools that all cases share: element i of a pool is bank[i % _PERIOD], so
+that the host knows every row of a cache of gigabytes without keeping a copy. Pages are shuffled.
+"""
+
+import inspect
 
 import numpy as np
 
 from plait.attention import Attention, Bounds
+from plait.bench.case_variants import CASE_VARIANTS, Unsupported
 from plait.checking import RowCheck
 from plait.counting import attention_work
 from plait.device_array import DeviceArray
 from plait.formats import PagedKv, RaggedKv
 from plait.reference import to_storage
-from plait.variants import causal, full
 
-_BANK = 8191  # rows drawn; a token takes one of them
+_PERIOD = 2039 * 4096  # no power of two: a wrong page holds other rows
+_MAX_KEYS_CHECKED = 200_000
 
 
-@dataclass
+class Pools:
+    """Standard normal values on a device, one long array for each of q, k and v and each dtype."""
+
+    def __init__(self, device, workloads=()):
+        self._device = device
+        self._banks, self._arrays, self._elements = {}, {}, {}
+        for workload in workloads:
+            for key, shape in workload.shapes().items():
+                self._elements[key] = max(self._elements.get(key, 0), int(np.prod(shape)))
+
+    def take(self, key, shape):
+        """The first elements of pool `key`, (which, dtype), in this shape."""
+        count = int(np.prod(shape))
+        if key not in self._arrays:
+            self._arrays[key] = self._make(key, max(count, self._elements.get(key, 0)))
+        array = self._arrays[key]
+        if isinstance(array, np.ndarray):
+            return array[:count].reshape(shape)
+        return array.rows(0, count).reshape(*shape)
+
+    def host_rows(self, key, rows, width):
+        """Rows of `width` elements, by number, as stored."""
+        at = np.asarray(rows)[:, None] * width + np.arange(width)
+        return self._bank(key)[at % _PERIOD]
+
+    def _bank(self, key):
+        if key not in self._banks:
+            which, dtype = key
+            rng = np.random.default_rng("qkv".index(which))
+            self._banks[key] = to_storage(rng.standard_normal(_PERIOD, np.float32), dtype)
+        return self._banks[key]
+
+    def _make(self, key, count):
+        bank = self._bank(key)
+        if self._device == "cpu":
+            return np.resize(bank, count)
+        array = DeviceArray((count,), key[1], self._device)
+        for begin in range(0, count, _PERIOD):
+            part = min(_PERIOD, count - begin)
+            array.rows(begin, begin + part).copy_from(bank[:part], None)
+        return array
+
+
 class Workload:
-    """`batch` requests of q_len queries over kv_len keys. page_size 0: ragged."""
+    """A Case on a device; kernel: forces one where the case itself does not."""
 
-    batch: int
-    q_len: int
-    kv_len: int
-    dtype: str = "bfloat16"
-    page_size: int = 0
-    causal: bool = True
-    num_qo_heads: int = 32
-    num_kv_heads: int = 8
-    head_dim: int = 128
-    device: str = "cpu"
-    kernel: str = "auto"
+    def __init__(self, case, device="cpu", kernel="auto"):
+        self.case, self.device = case, device
+        self.kernel = kernel if case.kernel == "auto" else case.kernel
+        self.variant = CASE_VARIANTS[case.variant]
+        self.q_len = np.array(case.q_len, np.int32)
+        self.kv_len = np.array(case.kv_len, np.int32)
+        self.qo_indptr = np.concatenate([[0], np.cumsum(self.q_len)]).astype(np.int32)
+        self.kv_indptr = np.concatenate([[0], np.cumsum(self.kv_len)]).astype(np.int32)
+        self.attention = None
 
-    def prepare(self):
-        """Draws, lays out, plans; the attention is ready to run."""
-        rng = np.random.default_rng(0)
-
-        def bank(heads, scale):
-            values = rng.standard_normal((_BANK, heads, self.head_dim), np.float32)
-            return to_storage(values * np.float32(scale), self.dtype)
-
-        tokens, keys = self.batch * self.q_len, self.batch * self.kv_len
-        self.q = bank(self.num_qo_heads, 2)[rng.integers(_BANK, size=tokens)]
-        self._bank_k, self._bank_v = bank(self.num_kv_heads, 1), bank(self.num_kv_heads, 1)
-        self._content = rng.integers(_BANK, size=keys)  # of each key, request after request
-        qo_indptr = np.arange(self.batch + 1, dtype=np.int32) * self.q_len
-        kv_len = np.full(self.batch, self.kv_len, np.int32)
-        if self.page_size:
-            pages = -(-self.kv_len // self.page_size)
-            table = rng.permutation(self.batch * pages).astype(np.int32).reshape(self.batch, pages)
-            position = np.arange(self.kv_len)
-            slots = (
-                table[:, position // self.page_size] * self.page_size + position % self.page_size
-            )
-            tables = dict(kv_len=kv_len, block_table=table)
-            kv, num_slots = PagedKv(self.page_size), self.batch * pages * self.page_size
-        else:
-            slots, kv, num_slots = np.arange(keys), RaggedKv(), keys
-            tables = dict(kv_indptr=np.arange(self.batch + 1, dtype=np.int64) * self.kv_len)
-        cached = []
-        for source in (self._bank_k, self._bank_v):
-            array = np.zeros((num_slots, *source.shape[1:]), source.dtype)
-            array[slots.ravel()] = source[self._content]
-            cached.append(
-                array.reshape(-1, self.page_size, *array.shape[1:]) if self.page_size else array
-            )
-        self.cache = tuple(cached)
-        if self.device != "cpu":
-            self.q_host = self.q
-            self.q = DeviceArray.from_numpy(self.q, self.device, self.dtype)
-            self.cache = tuple(
-                DeviceArray.from_numpy(x, self.device, self.dtype) for x in self.cache
-            )
-        else:
-            self.q_host = self.q
-        self._kv, self._tables, self._rng = kv, dict(qo_indptr=qo_indptr, **tables), rng
-        return self.use_kernel(self.kernel)
-
-    def use_kernel(self, kernel):
-        """Plans for `kernel` and checks it, on the same data."""
-        self.kernel = kernel
+    def compile(self):
+        """Makes the Attention. Raises ValueError for what plait does not take."""
+        case, more = self.case, {}
+        if case.kv_dtype is not None:
+            if "kv_dtype" not in inspect.signature(Attention).parameters:
+                raise Unsupported(f"Attention takes no kv_dtype; K and V have q's, {case.dtype}")
+            more["kv_dtype"] = case.kv_dtype
         self.attention = Attention(
-            num_qo_heads=self.num_qo_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            dtype=self.dtype,
-            kv=self._kv,
+            num_qo_heads=case.num_qo_heads,
+            num_kv_heads=case.num_kv_heads,
+            head_dim=case.head_dim,
+            dtype=case.dtype,
+            kv=PagedKv(case.page_size) if case.page_size else RaggedKv(),
             device=self.device,
             kernel=self.kernel,
-            variant=causal() if self.causal else full(),
+            variant=self.variant.build(),
             bounds=Bounds(
-                requests=self.batch,
-                query_tokens=self.batch * self.q_len,
-                keys=self.kv_len,
-                max_q_len=self.q_len,
+                requests=len(self.q_len),
+                query_tokens=case.tokens,
+                keys=int(self.kv_len.max()),
+                total_pages=self._num_pages() if case.page_size else 0,
+                max_q_len=int(self.q_len.max()),
             ),
+            **more,
         )
-        self.plan = self.attention.plan(**self._tables)
-        self.out, self.lse = self.attention.run(self.q, self.cache)
-        self._check(self._rng)
-        return self
+
+    def _num_pages(self):
+        return int((-(-self.kv_len // self.case.page_size)).sum())
+
+    def shapes(self):
+        """Pool and shape of q, k and v."""
+        case = self.case
+        kv = (case.keys,) if not case.page_size else (self._num_pages(), case.page_size)
+        kv += (case.num_kv_heads, case.head_dim)
+        kv_dtype = case.kv_dtype or case.dtype
+        q = (case.tokens, case.num_qo_heads, case.head_dim)
+        return {("q", case.dtype): q, ("k", kv_dtype): kv, ("v", kv_dtype): kv}
+
+    def prepare(self, pools):
+        """Lays out, plans and runs once; `finish_check` then says whether the rows were right."""
+        case = self.case
+        self._pools = pools
+        self._keys = list(self.shapes())
+        self.q, *cache = (pools.take(key, shape) for key, shape in self.shapes().items())
+        self.cache = tuple(cache)
+        if case.page_size:
+            pages = -(-self.kv_len // case.page_size)
+            self.page_indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
+            rng = np.random.default_rng(0)
+            self.page_indices = rng.permutation(int(pages.sum())).astype(np.int32)
+            tables = dict(
+                kv_page_indptr=self.page_indptr,
+                kv_page_indices=self.page_indices,
+                kv_len=self.kv_len,
+            )
+        else:
+            tables = dict(kv_indptr=self.kv_indptr)
+        tables |= self.variant.plan(case.q_len, case.kv_len)
+        self.run_args = {
+            name: x if self.device == "cpu" else DeviceArray.from_numpy(x, self.device)
+            for name, x in self.variant.run(case.num_qo_heads).items()
+        }
+        self.plan = self.attention.plan(qo_indptr=self.qo_indptr, **tables)
+        self.out, self.lse = self.attention.run(self.q, self.cache, **self.run_args)
+        self._sampled = self._sample()
 
     def run(self, stream=None):
-        self.attention.run(self.q, self.cache, out=self.out, lse=self.lse, stream=stream)
+        self.attention.run(
+            self.q, self.cache, out=self.out, lse=self.lse, stream=stream, **self.run_args
+        )
 
-    def keys_values(self, request):
-        content = self._content[request * self.kv_len : (request + 1) * self.kv_len]
-        return self._bank_k[content], self._bank_v[content]
+    def release(self):
+        """Frees what check() and work() do not need."""
+        self.attention = self.out = self.lse = self.q = self.cache = None
 
-    def _check(self, rng, num_rows=6):
-        """Raises RuntimeError if a sampled row is off: nothing is timed that is wrong."""
-        out, lse = (x if isinstance(x, np.ndarray) else x.to_numpy() for x in (self.out, self.lse))
-        check = RowCheck(self.dtype)
-        for at in rng.choice(len(out), min(num_rows, len(out)), replace=False):
-            request, i = divmod(int(at), self.q_len)
-            k, v = self.keys_values(request)
+    def slots(self, request):
+        """Rows of K and V, counted over the whole cache, that hold the keys of a request."""
+        position = np.arange(self.kv_len[request])
+        size = self.case.page_size
+        if not size:
+            return self.kv_indptr[request] + position
+        pages = self.page_indices[self.page_indptr[request] + position // size]
+        return pages.astype(np.int64) * size + position % size
+
+    def _sample(self):
+        """(token, out, lse) of the first and the last token and some between."""
+        rng = np.random.default_rng(1)
+        tokens = {0, self.case.tokens - 1, *rng.integers(self.case.tokens, size=6).tolist()}
+        read = (lambda x, t: x[t].copy()) if self.device == "cpu" else _row
+        return [(t, read(self.out, t), read(self.lse, t)) for t in sorted(tokens)]
+
+    def same_bits(self):
+        """Whether the sampled rows are still what the first run left."""
+        return all(
+            (out == old_out).all() and (lse == old_lse).all()
+            for (_, out, lse), (_, old_out, old_lse) in zip(self._sample(), self._sampled)
+        )
+
+    def check(self):
+        """Sampled (token, kv head) against the float64 reference: "" or what is off. Reads only
+        what prepare() kept, so that another thread may do it."""
+        case, check, seen = self.case, RowCheck(self.case.dtype), 0
+        rng = np.random.default_rng(2)
+        group = case.num_qo_heads // case.num_kv_heads
+        q_key, k_key, v_key = self._keys
+        for token, out, lse in self._sampled:
+            request = int(np.searchsorted(self.qo_indptr, token, side="right")) - 1
+            seen += int(self.kv_len[request])
+            if check.num_rows and seen > _MAX_KEYS_CHECKED:
+                continue
+            kv_head = int(rng.integers(case.num_kv_heads))
+            heads = np.arange(kv_head * group, (kv_head + 1) * group)
+            q = self._pools.host_rows(q_key, [token], case.num_qo_heads * case.head_dim)
+            rows = self.slots(request) * case.num_kv_heads + kv_head
+            k, v = (
+                self._pools.host_rows(key, rows, case.head_dim)[:, None] for key in (k_key, v_key)
+            )
+            i = token - self.qo_indptr[request]
             check.add(
-                self.q_host[at],
+                q.reshape(case.num_qo_heads, case.head_dim)[heads],
                 k,
                 v,
-                out[at],
-                lse[at],
-                causal=self.causal,
-                q_pos=np.array([i + self.kv_len - self.q_len]),
+                out[heads],
+                lse[heads],
+                **self.variant.visible,
+                functors=self.variant.functors(heads, case.num_qo_heads),
+                q_pos=np.array([i + self.kv_len[request] - self.q_len[request]]),
             )
-        if not check.worst <= 1:
-            raise RuntimeError(f"{self.name}: a sampled row is off: {check.describe()}")
-
-    @property
-    def name(self):
-        layout = f"page {self.page_size}" if self.page_size else "ragged"
-        kind = (
-            f"decode {self.batch} x {self.kv_len}"
-            if self.q_len == 1
-            else (f"prefill {'causal' if self.causal else 'full'} {self.batch} x {self.q_len}")
-        )
-        heads = f"{self.num_qo_heads}/{self.num_kv_heads} heads, d {self.head_dim}"
-        return f"{kind}, {layout}, {self.dtype}, {heads}"
+        return "" if check.worst <= 1 else f"a sampled row is off: {check.describe()}"
 
     def work(self):
         """(flops, bytes) of a run."""
-        lengths = np.full(self.batch, self.q_len), np.full(self.batch, self.kv_len)
+        case = self.case
         return attention_work(
-            *lengths,
-            num_qo_heads=self.num_qo_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim_qk=self.head_dim,
-            head_dim_vo=self.head_dim,
-            dtype=self.dtype,
-            causal=self.causal,
+            self.q_len,
+            self.kv_len,
+            num_qo_heads=case.num_qo_heads,
+            num_kv_heads=case.num_kv_heads,
+            head_dim_qk=case.head_dim,
+            head_dim_vo=case.head_dim,
+            dtype=case.dtype,
+            kv_dtype=case.kv_dtype,
+            **self.variant.visible,
         )
+
+
+def _row(array, index):
+    return array.rows(index, index + 1).to_numpy()[0]

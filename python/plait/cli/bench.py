@@ -1,4 +1,5 @@
-"""`plait bench plan|balance|overhead|cpu|prefill|decode|tiles`."""
+"""`plait bench GROUP...`: what needs no GPU (plan, balance, overhead, cpu, compile), the table of tiles,
+and groups of the cases in plait.bench.cases."""
 
 from enum import Enum
 from typing import Annotated
@@ -6,71 +7,164 @@ from typing import Annotated
 import typer
 
 from plait import _plait
+from plait.bench.cases import GROUPS
 from plait.cli.tables import console, print_json, print_table
 from plait.nvrtc import use_wheels
 from plait.tensors import parse_device
 
-
-class Bench(str, Enum):
-    plan = "plan"
-    balance = "balance"
-    overhead = "overhead"
-    cpu = "cpu"
-    prefill = "prefill"
-    decode = "decode"
-    tiles = "tiles"
+HOST = ("plan", "balance", "overhead", "cpu", "compile", "tiles")
+Bench = Enum("Bench", {name: name for name in (*HOST, *GROUPS, "gpu")}, type=str)
+# What an option has a meaning for; "cases" stands for all groups of them.
+_GOES_WITH = {
+    "case": ("cases",),
+    "list_": ("cases",),
+    "device": ("cases", "tiles"),
+    "kernel": ("cases",),
+    "peers": ("cases",),
+    "seconds": ("cases",),
+    "arch": ("compile", "tiles"),
+    "head_dim": ("tiles",),
+}
 
 
 def bench_command(
-    which: Annotated[Bench, typer.Argument(help="prefill and decode need a GPU")],
-    device: Annotated[str, typer.Option(help="of prefill and decode")] = "cuda",
-    kernel: Annotated[str, typer.Option(help="of prefill and decode: auto, plain, sm80, sm90a")] = "auto",
+    context: typer.Context,
+    which: Annotated[
+        list[Bench], typer.Argument(help="one or more; gpu: all groups of cases on a GPU")
+    ],
+    case: Annotated[
+        list[str] | None, typer.Option(help="only these, comma-separated or given again")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="the cases, unmeasured")] = False,
+    device: Annotated[str, typer.Option(help="a GPU")] = "cuda",
+    kernel: Annotated[
+        str, typer.Option(help="auto, plain, sm80, sm90a; of cases that name none themselves")
+    ] = "auto",
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(help="cudnn, fa3, flashinfer, flex, ... or all; comma-separated"),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="of launches a case and peer; the first third settles the clocks")
+    ] = 0.3,
     arch: Annotated[
-        str, typer.Option(help="of tiles: compiles for it and times nothing (default: the GPU)")
+        str,
+        typer.Option(help="of compile (default: 90a); of tiles: compiled for it, nothing timed"),
     ] = "",
     head_dim: Annotated[int, typer.Option(help="of tiles")] = 128,
     json: Annotated[
         bool, typer.Option("--json", help="a list of case, metric, value, unit")
     ] = False,
 ):
-    """Measure; a row a figure. Results on data are checked on sampled rows first."""
-    from plait.bench import cpu, gpu, host, tiles
+    """Measure; a row a figure. Results on data are checked on sampled rows; exit 1 if one is off."""
+    names = list(dict.fromkeys(w.value for w in which))
+    groups = GROUPS if "gpu" in names else tuple(g for g in GROUPS if g in names)
+    given = {name for name in _GOES_WITH if context.get_parameter_source(name).name != "DEFAULT"}
+    _refuse_idle(given, names, groups)
+    if not seconds > 0:
+        raise typer.BadParameter(f"--seconds is {seconds}; it must be > 0")
+    rows, wrong = [], False
+    for name in names:
+        if name in HOST:
+            rows += _host(name, arch, head_dim, device)
+    if rows and not json:
+        _print_figures(rows)
+    if groups:
+        from plait.bench.cases import select
 
-    if which is not Bench.tiles and (arch, head_dim) != ("", 128):
-        raise typer.BadParameter(f"--arch and --head-dim go with tiles, not with {which.value}")
-    on_gpu = which in (Bench.prefill, Bench.decode)
-    if not on_gpu and (device, kernel) != ("cuda", "auto") and which is not Bench.tiles:
-        raise typer.BadParameter(
-            f"--device and --kernel go with prefill and decode, not with {which.value}"
-        )
-    if on_gpu:
-        use_wheels()
-        if not json:
-            console.print(_plait.describe_gpu(parse_device(device)))
-        rows = (gpu.prefill if which is Bench.prefill else gpu.decode)(device, kernel)
-    elif which is Bench.tiles:
-        if kernel != "auto" or (arch and device != "cuda"):
-            raise typer.BadParameter(
-                "tiles has kernels of its own (no --kernel), and one of --arch and --device"
-            )
-        use_wheels()
-        rows = tiles.tiles(arch, head_dim) if arch else tiles.tiles(None, head_dim, device)
-    else:
-        rows = {
-            Bench.plan: host.plan,
-            Bench.balance: host.balance,
-            Bench.overhead: host.overhead,
-            Bench.cpu: cpu.cpu,
-        }[which]()
+        cases = select(groups, _split(case))
+        if list_:
+            _list(cases, json)
+            return
+        more, wrong = _gpu(cases, device, kernel, _split(peers), seconds, json)
+        rows += more
     if json:
         print_json(rows)
-        return
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _refuse_idle(given, names, groups):
+    """Refuses options that would do nothing."""
+    kinds = {*names, "cases"} if groups else set(names)
+    for name in sorted(given):
+        if not kinds & set(_GOES_WITH[name]):
+            takes = [*GROUPS, "gpu"] if "cases" in _GOES_WITH[name] else []
+            takes += [kind for kind in _GOES_WITH[name] if kind != "cases"]
+            raise typer.BadParameter(
+                f"--{name.strip('_').replace('_', '-')} goes with {', '.join(takes)}, not with "
+                f"{', '.join(names)}"
+            )
+    if "list_" in given and given - {"list_", "case"}:
+        raise typer.BadParameter("--list measures nothing; beside it only --case has a meaning")
+    if "tiles" in names and {"arch", "device"} <= given:
+        raise typer.BadParameter("tiles takes one of --arch and --device")
+
+
+def _split(values):
+    return [name for value in values or () for name in value.split(",") if name]
+
+
+def _host(name, arch, head_dim, device):
+    from plait.bench import cpu, host, tiles
+
+    if name in ("compile", "cpu", "tiles"):
+        use_wheels()
+    if name == "tiles":
+        return tiles.tiles(arch, head_dim) if arch else tiles.tiles(None, head_dim, device)
+    if name == "compile":
+        return host.compile(arch or "90a")
+    return cpu.cpu() if name == "cpu" else getattr(host, name)()
+
+
+def _gpu(cases, device, kernel, peer_names, seconds, json):
+    """(rows, whether something was wrong)."""
+    from plait.bench import gpu, row
+    from plait.bench.peers import find
+
+    use_wheels()
+    peers, absent = find(peer_names, device) if peer_names else ([], [])
+    gpu_name = _plait.describe_gpu(parse_device(device))
+    if not json:
+        console.print(gpu_name)
+    with console.status("") as status:
+        results, top = gpu.measure(
+            cases,
+            device=device,
+            kernel=kernel,
+            peers=peers,
+            seconds=seconds,
+            progress=(lambda text: None) if json else status.update,
+        )
+    rows = [row(gpu_name, f"{name} is absent: {why}", None, "") for name, why in absent]
+    rows += gpu.rows(results, top)
+    if not json:
+        print_table(*gpu.table(results, peers))
+        for r in rows:
+            if r["case"] == "ceiling" or r["value"] is None:
+                value = "" if r["value"] is None else f": {r['value']:.5g} {r['unit']}"
+                console.print(f"{r['case']}: {r['metric']}{value}", soft_wrap=True)
+    return rows, any(r.wrong for r in results)
+
+
+def _list(cases, json):
+    if json:
+        print_json([{"case": c.name, "group": c.group, "is": c.describe()} for c in cases])
+    else:
+        print_table(["case", "group", ""], [(c.name, c.group, c.describe()) for c in cases])
+
+
+def _print_figures(rows):
     for case in dict.fromkeys(r["case"] for r in rows):
         console.print(case, style="bold", soft_wrap=True)
         print_table(
             ["", ">", ""],
             [
-                ("  " + r["metric"], f"{r['value']:.5g}", r["unit"])
+                (
+                    "  " + r["metric"],
+                    "" if r["value"] is None else f"{r['value']:.5g}",
+                    r["unit"],
+                )
                 for r in rows
                 if r["case"] == case
             ],
