@@ -1,12 +1,19 @@
 """`plait bench` without a GPU: what it counts, its cases on the CPU, and what it says of each result."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from plait.bench import gpu, peers
+from plait.bench import figures, gpu, peers, supervise
 from plait.bench.case_variants import CASE_VARIANTS
 from plait.bench.cases import CASES, GROUPS, Case, draw, select
 from plait.bench.workload import Pools, Workload
+from plait.cli import app
+from plait.cli import bench as command
 from plait.counting import attention_work, visible_pairs
 from plait.reference import visible
 
@@ -64,7 +71,8 @@ def test_a_workload_is_right_and_its_check_bites(variant, page_size):
     case = Case("x", "prefill", (5, 1, 8), (70, 300, 33), page_size, variant, **SMALL)
     workload = Workload(case)
     workload.compile()
-    workload.prepare(Pools("cpu", [workload]))
+    workload.lay_out(Pools("cpu", [workload]))
+    workload.prepare()
     assert workload.check() == "" and workload.same_bits()
     workload.out[-1, 1] = 0
     assert not workload.same_bits()
@@ -87,6 +95,9 @@ class _Fake(peers.Peer):
         return self.outcome
 
 
+TOP = {"read": 1e12, "gemm": 1e15}
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     """measure() on the CPU: 100 us for everything, and ceilings of 1 TB/s and 1 PFLOP/s."""
@@ -96,41 +107,171 @@ def no_gpu(monkeypatch):
         return type("Timing", (), {"median_us": 100.0})
 
     monkeypatch.setattr(gpu, "time_plait", timed)
-    monkeypatch.setattr(gpu, "ceilings", lambda *a, **k: {"read": 1e12, "gemm": 1e15})
+    monkeypatch.setattr(gpu, "ceilings", lambda *a, **k: TOP)
+
+
+def measure(cases, others=()):
+    """(results by name, names of events)."""
+    events = []
+    gpu.measure(cases, lambda kind, **more: events.append((kind, more)), device="cpu", peers=others)
+    results = [more["result"] for kind, more in events if kind == "result"]
+    assert [r.case for r in results] == list(cases)
+    return {r.case.name: r for r in results}, [kind for kind, _ in events]
 
 
 def test_measure_reports_times_ratios_refusals_and_wrong_peers(no_gpu):
     base = Case("base", "prefill", (64,), (64,), **SMALL)
     half = Case("window", "variants", (64,), (64,), 16, "window1k", beside="base", **SMALL)
     fp8 = Case("fp8", "variants", (1,), (64,), 16, kv_dtype="float8_e9", **SMALL)
-    others = [_Fake("right", 150.0), _Fake("broken", RuntimeError("no\nkernel")),
-              _Fake("wrong", peers.Differs("its output differs from ours by 0.5"))]
-    results, top = gpu.measure([base, half, fp8], device="cpu", peers=others)
-    by_name = {r.case.name: r for r in results}
-    assert by_name["base"].us == 100 and by_name["base"].beside is None
-    assert by_name["window"].beside == 1  # the same work, as the window is wider than the keys
-    assert by_name["fp8"].us is None and by_name["fp8"].problem.startswith("not supported: ")
-    assert not by_name["fp8"].wrong and by_name["base"].wrong
-    flops, moved = by_name["base"].flops, by_name["base"].bytes
+    others = [
+        _Fake("right", 150.0),
+        _Fake("broken", RuntimeError("no\nkernel")),
+        _Fake("wrong", peers.Differs("its output differs from ours by 0.5")),
+    ]
+    results, events = measure([base, half, fp8], others)
+    assert events.count("ceilings") == 1 and "lost" not in events
+    assert results["base"].us == 100 and figures.beside(results["base"], results) is None
+    # The same work, as the window is wider than the keys.
+    assert figures.beside(results["window"], results) == 1
+    assert results["fp8"].us is None and results["fp8"].problem.startswith("not supported: ")
+    assert not results["fp8"].wrong and results["base"].wrong
+    flops, moved = results["base"].flops, results["base"].bytes
     assert flops == 4 * (64 * 65 // 2) * 4 * 64
-    assert by_name["base"].of_ceiling == pytest.approx(max(moved / 1e12, flops / 1e15) * 1e4)
+    want = max(moved / 1e12, flops / 1e15) * 1e4
+    assert figures.of_ceiling(results["base"], TOP) == pytest.approx(want)
 
-    rows = gpu.rows(results, top)
+    rows = [row for r in results.values() for row in figures.rows(r, results, TOP)]
     assert all(set(row) == {"case", "metric", "value", "unit"} for row in rows)
     assert {"case": "base", "metric": "right / ours", "value": 1.5, "unit": "x"} in rows
     said = [row["metric"] for row in rows if row["value"] is None]
     assert "broken: failed: RuntimeError: no kernel" in said
     assert "wrong: its output differs from ours by 0.5" in said
-    assert "window1k: window1k is not among causal, full" not in said
     assert any(row["case"] == "fp8" and row["metric"].startswith("not supported") for row in rows)
-    columns, lines = gpu.table(results, others)
-    assert len(lines) == 3 and all(len(line) == len(columns) for line in lines)
+    line = figures.line(results["base"], results, TOP)
+    assert "right 150.00 (1.500)" in line and "wrong its output differs" in line
+    assert "window1k is not among" not in figures.line(results["window"], results, TOP)
 
 
 def test_a_wrong_result_is_reported(no_gpu, monkeypatch):
     monkeypatch.setattr(Workload, "same_bits", lambda self: False)
-    (result,), _ = gpu.measure([Case("base", "prefill", (9,), (9,), **SMALL)], device="cpu")
-    assert result.wrong and "rows changed" in result.problem
+    results, _ = measure([Case("base", "prefill", (9,), (9,), **SMALL)])
+    assert results["base"].wrong and "rows changed" in results["base"].problem
+
+
+@pytest.mark.parametrize("where", ["compile", "lay_out", "prepare", "check"])
+def test_an_error_of_one_case_is_not_that_of_the_next(no_gpu, monkeypatch, where):
+    original = getattr(Workload, where)
+
+    def fails(self, *args):
+        if self.case.name == "bad":
+            raise KeyError("k")
+        return original(self, *args)
+
+    monkeypatch.setattr(Workload, where, fails)
+    cases = [Case(name, "prefill", (9,), (9,), **SMALL) for name in ("bad", "good")]
+    results, events = measure(cases)
+    assert results["bad"].problem == "failed: KeyError: 'k'" and results["bad"].wrong
+    assert results["good"].us == 100 and "lost" not in events
+
+
+def test_nothing_is_measured_on_a_device_that_is_lost(no_gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "_device_works", lambda device: False)
+    monkeypatch.setattr(Workload, "check", lambda self: 1 / 0)
+    cases = [Case(name, "prefill", (9,), (9,), **SMALL) for name in ("bad", "next")]
+    events = []
+    gpu.measure(cases, lambda kind, **more: events.append(kind), device="cpu")
+    assert events[-1] == "lost" and events.count("result") == 1
+
+
+# Stands for the process that measures: answers each case by its name, once for each line of `tries`.
+_WORKER = """
+import json, os, sys, time
+def emit(event, **fields): print(json.dumps(dict(event=event, **fields)), flush=True)
+def phase(text, case=None, peer=None): emit("phase", text=text, patience=PATIENCE, case=case, peer=peer)
+job = json.load(sys.stdin)
+emit("peers", found=job["peers"], absent={})
+phase("3 modules of peers" if job["build"] else "compiling")
+if "BUILD" and job["build"]: os._exit(7)
+if job["top"] is None: emit("ceilings", top={"read": 1e12, "gemm": 1e15})
+for case in job["cases"]:
+    phase(case, case)
+    if case == "DIES": os.abort()
+    if case == "HANGS": time.sleep(100)
+    peers = {}
+    for peer in job["peers"]:
+        phase(peer, case, peer)
+        if peer == "flex": os.abort()
+        peers[peer] = 5.0
+    emit("result", result=dict(case=case, us=1.0, flops=10**6, bytes=10**6, peers=peers))
+    if case == "LOSES": emit("lost"); time.sleep(100)
+"""
+
+
+def supervised(dies="", hangs="", loses="", build="", limit=None, others=(), patience=30):
+    text = _WORKER.replace("DIES", dies).replace("HANGS", hangs).replace("LOSES", loses)
+    text = text.replace("BUILD", build).replace("PATIENCE", str(patience))
+    reported = []
+    run = supervise.measure(
+        select(("decode",)), device="cuda", kernel="auto", peers=others, seconds=0.3, limit=limit,
+        report=lambda run, result: reported.append(result.case.name),
+        worker=[sys.executable, "-c", text],
+    )  # fmt: skip
+    assert sorted(reported) == sorted(c.name for c in select(("decode",))) and len(run.results) == 9
+    return run, {name: r.problem for name, r in run.results.items() if r.problem}
+
+
+def test_a_case_that_ends_its_process_costs_no_other():
+    run, problems = supervised(dies="d1_128k", build="yes")
+    assert problems == {"d1_128k": "failed: the process ended with SIGABRT"}
+    assert run.results["d1_128k"].wrong and run.top == TOP
+    run, problems = supervised(hangs="d8_8k", loses="d64_4k_page16", patience=2)
+    assert problems == {"d8_8k": "failed: no end after 2 s"}
+
+
+def test_a_peer_that_ends_the_process_is_left_out():
+    run, problems = supervised(others=["cudnn", "flex"])
+    assert not problems and all(r.peers["cudnn"] == 5 for r in run.results.values())
+    said = {r.peers["flex"] for r in run.results.values()}
+    assert said == {"left out: in d64_4k_page16 the process ended with SIGABRT"}
+
+
+def test_the_limit_names_what_is_not_measured():
+    run, problems = supervised(hangs="d8_8k", limit=3)
+    assert set(problems.values()) == {"not measured: 3 s are over"}
+    assert list(problems)[0] == "d8_8k" and "d64_4k_page16" not in problems
+    assert not any(r.wrong for r in run.results.values())
+
+
+def test_the_command_says_each_case_as_it_comes(monkeypatch):
+    text = _WORKER.replace("HANGS", "").replace("BUILD", "").replace("PATIENCE", "30")
+    text = text.replace("DIES", "d8_8k").replace("LOSES", "")
+    monkeypatch.setattr(supervise, "_WORKER", [sys.executable, "-c", text])
+    monkeypatch.setattr(command, "_plait", type("", (), {"describe_gpu": lambda device: "a GPU"}))
+    call = ["bench", "decode", "--case", "d1_128k,d8_8k,d64_4k_page1", "--peers", "cudnn,fa3"]
+    done = CliRunner().invoke(app, [*call, "--json"])
+    rows = json.loads(done.stdout)
+    assert done.exit_code == 1 and {row["case"] for row in rows} == {
+        "d64_4k_page16", "d64_4k_page1", "d1_128k", "d8_8k", "ceiling"}  # fmt: skip
+    ratios = [row["value"] for row in rows if row["metric"] == "fa3 / ours"]
+    assert ratios == [5, 5, 5]
+    lines = CliRunner().invoke(app, call).stdout.splitlines()
+    assert lines[0] == "a GPU" and lines[1].split()[:3] == ["case", "us", "TFLOP/s"]
+    assert "fa3 5.00 (5.000)" in lines[2] and "1.000 x d64_4k_page16" in lines[3]
+    assert any("d8_8k" in x and "failed: the process ended with SIGABRT" in x for x in lines)
+    assert lines[-1] == "ceiling: bf16 GEMM 8192^3: 1000 TFLOP/s"
+
+
+def test_the_worker_speaks_as_the_supervisor_listens(tmp_path):
+    """The real one, whose first call of CUDA fails where there is no GPU."""
+    (case,) = select(("mixed",))
+    job = dict(cases=[case.name], device="cuda:99", kernel="auto", peers=["cudnn"], seconds=0.1,
+               top=None, build=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "plait.bench.worker"], input=json.dumps(job), capture_output=True,
+        text=True, timeout=120,
+    )  # fmt: skip
+    kinds = [json.loads(line)["event"] for line in done.stdout.splitlines()]
+    assert kinds[:3] == ["phase", "peers", "phase"], done.stderr
 
 
 def test_peers_refuse_what_they_do_not_take():
@@ -146,13 +287,13 @@ def test_peers_refuse_what_they_do_not_take():
 
 def test_absent_peers_are_named():
     torch = pytest.importorskip("torch")
-    found, absent = peers.find(["fa3"], "cuda")
+    found, absent = peers.load(peers.resolve(["fa3"]), "cuda")
     names = {peer.name for peer in found} | {name for name, _ in absent}
     assert names == {"fa3", "cudnn"} and all(why for _, why in absent)
     if not torch.cuda.is_available():
         assert not found
     with pytest.raises(ValueError, match="'fa9' is no peer; known are cudnn, "):
-        peers.find(["fa9"], "cuda")
+        peers.resolve(["fa9"])
 
 
 def test_a_peer_that_differs_is_not_timed(monkeypatch):
@@ -160,11 +301,23 @@ def test_a_peer_that_differs_is_not_timed(monkeypatch):
     monkeypatch.setattr(peers, "time_torch", lambda *a: type("Timing", (), {"median_us": 7.0}))
     workload = Workload(Case("x", "prefill", (5,), (70,), 16, dtype="float32", **SMALL))
     workload.compile()
-    workload.prepare(Pools("cpu", [workload]))
+    workload.lay_out(Pools("cpu", [workload]))
+    workload.prepare()
     peer = peers.Peer("cpu")
     out = torch.from_dlpack(workload.out).clone()
     peer.work = lambda w: lambda: out
     assert peer.time(workload, 0.1) == 7
+    # One that does its work once only, so that its graph would do nothing.
+    outs = [out, torch.zeros_like(out)]
+    peer.work = lambda w: lambda: outs.pop(0)
+    monkeypatch.setattr(
+        peers,
+        "time_torch",
+        lambda device, work, s: work() or type("Timing", (), {"median_us": 7.0}),
+    )
+    with pytest.raises(peers.Differs, match="output in the graph differs from ours by 1 of"):
+        peer.time(workload, 0.1)
+    peer.work = lambda w: lambda: out
     out[3, 1] *= 1.1  # one row of one head
-    with pytest.raises(peers.Differs, match="by 0.1 of a row's norm"):
+    with pytest.raises(peers.Differs, match="output differs from ours by 0.1 of a row's norm"):
         peer.time(workload, 0.1)

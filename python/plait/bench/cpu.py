@@ -58,7 +58,8 @@ def cpu():
         ):
             workload = Workload(case)
             workload.compile()
-            workload.prepare(Pools("cpu"))
+            workload.lay_out(Pools("cpu"))
+            workload.prepare()
             wrong = workload.check()
             if wrong:
                 raise RuntimeError(f"{case.describe()}: {wrong}")

@@ -1,15 +1,22 @@
-"""Measures cases on a GPU: kernels compiled side by side first, then every case checked and timed,
-beside the ceilings of the same run and the peers asked for."""
+"""Measures cases on a GPU, in this process: kernels compiled side by side first, then every case checked
+and timed, beside the ceilings of the same run and the peers asked for.
+
+`plait bench` does this in a process of its own (worker.py, supervise.py): a kernel that never ends
+can only be stopped with its process.
+"""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from plait.bench import row
+from plait import _plait
 from plait.bench.cases import Case
 from plait.bench.peers import Differs
 from plait.bench.timing import ceilings, time_plait
 from plait.bench.workload import Pools, Workload
+from plait.tensors import parse_device
+
+_BUILD_SECONDS = 420  # of a peer's modules: FlashInfer's fa3 takes 93 s a head_dim on 16 cores
 
 
 @dataclass
@@ -22,64 +29,96 @@ class Result:
     flops: int = 0
     bytes: int = 0
     balance: float = 0
-    of_ceiling: float | None = None  # 1: as fast as the chip's ceilings allow
-    beside: float | None = None  # FLOP/s over those of the case it stands beside
     peers: dict = field(default_factory=dict)  # name -> us, or why not
     problem: str = ""
     wrong: bool = False  # the problem is one of plait or a peer, not something left out
 
 
-def measure(cases, *, device="cuda", kernel="auto", peers=(), seconds=0.3, progress=lambda text: 0):
-    """(results, ceilings). peers: objects of plait.bench.peers."""
+def measure(
+    cases, emit, *, device="cuda", kernel="auto", peers=(), seconds=0.3, top=None, build=True
+):
+    """Calls emit(event, **fields) as it goes:
+      phase: text, patience (seconds after which it hangs), case and peer (names or None)
+      ceilings: top, of timing.ceilings; not where `top` is given
+      result: result, a Result; in the order of `cases`, each once
+      lost: nothing more can be measured in this process; the last event
+    peers: objects of plait.bench.peers; build: their modules beforehand, side by side."""
+
+    def phase(text, patience, case=None, peer=None):
+        emit("phase", text=text, patience=patience, case=case, peer=peer)
+
     workloads = [Workload(case, device, kernel) for case in cases]
-    results = {w.case.name: Result(w.case) for w in workloads}
-    with ThreadPoolExecutor(os.cpu_count()) as executor:
-        progress("compiling")
-        for workload, problem in zip(workloads, executor.map(_compile, workloads)):
-            results[workload.case.name].problem = problem
-            results[workload.case.name].wrong = problem.startswith("failed")
-        ready = [w for w in workloads if not results[w.case.name].problem]
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as executor:
+        phase(f"compiling for {len(workloads)} cases", 120)
+        problems = list(executor.map(_compile, workloads))
+        ready = [w for w, problem in zip(workloads, problems) if not problem]
         pools = Pools(device, ready)
-        _compile_peers(ready, pools, peers, executor, progress)
-        progress("ceilings")
+        if build:
+            _build_peers(ready, pools, peers, executor, phase)
+    if top is None:
+        phase("ceilings", 60)
         top = ceilings(device, seconds, gemm=bool(ready))
-        checks = []
-        for workload in ready:
-            result = results[workload.case.name]
-            progress(workload.case.name)
-            try:
-                workload.prepare(pools)
-            except (ValueError, RuntimeError) as error:
-                result.problem, result.wrong = _refusal(error)
-                continue
-            checks.append((result, executor.submit(workload.check)))
-            _time(workload, result, peers, seconds)
-            workload.release()
-        progress("checks")
-        for result, check in checks:
-            if check.result():
-                result.problem, result.wrong = check.result(), True
-    for result in results.values():
-        _compare(result, results, top)
-    return list(results.values()), top
+        emit("ceilings", top=top)
+    for workload, problem in zip(workloads, problems):
+        result = Result(workload.case)
+        if problem:
+            result.problem, result.wrong = problem
+        else:
+            name = workload.case.name
+            phase(name, 60 + 20 * seconds, case=name)
+            _measure(
+                workload,
+                result,
+                pools,
+                peers,
+                seconds,
+                lambda peer, name=name: phase(
+                    f"{name}, {peer}",
+                    (60 if build else _BUILD_SECONDS) + 20 * seconds,
+                    name,
+                    peer,
+                ),
+            )
+        emit("result", result=result)
+        workload.release()
+        if (problem or result.problem or result.wrong) and not _device_works(device):
+            emit("lost")
+            return
 
 
-def _refusal(error):
-    """(problem, wrong) of an error: ValueError is the library's own refusal."""
+def _device_works(device):
+    """False after a kernel's illegal access, say: every later call in this process fails."""
+    if device == "cpu":
+        return True
+    try:
+        _plait.synchronize(parse_device(device))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _problem(error):
+    """(problem, wrong) of an exception; a ValueError is the library's own refusal."""
     if isinstance(error, ValueError):
         return f"not supported: {error}", False
-    return f"failed: {error}", True
+    return f"failed: {describe(error)}", True
+
+
+def describe(error):
+    """One line of an exception of anybody's code."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
 
 
 def _compile(workload):
     try:
         workload.compile()
-    except (ValueError, RuntimeError) as error:
-        return _refusal(error)[0]
-    return ""
+    except Exception as error:  # no case may take others down
+        return _problem(error)
+    return None
 
 
-def _compile_peers(workloads, pools, peers, executor, progress):
+def _build_peers(workloads, pools, peers, executor, phase):
     """Once through each module that a peer compiles at first use, side by side; what fails here
     fails again, and is reported, where it is timed."""
     first = {}
@@ -89,108 +128,48 @@ def _compile_peers(workloads, pools, peers, executor, progress):
                 first.setdefault((peer.name, peer.module(workload.case)), (peer, workload))
     if not first:
         return
-    progress(f"{len(first)} modules of peers")
+    phase(f"{len(first)} modules of peers", _BUILD_SECONDS)
 
     def build(pair):
         try:
             peer, workload = pair
+            workload.lay_out(pools)
             peer.work(workload)()
-        except Exception:  # any error of another's code
+        except Exception:
             pass
 
-    for _, workload in first.values():
-        try:
-            workload.prepare(pools)
-        except (ValueError, RuntimeError):  # said where it is measured
-            pass
     list(executor.map(build, first.values()))
 
 
-def _time(workload, result, peers, seconds):
-    result.kernel = workload.attention.kernel_name
-    result.flops, result.bytes = workload.work()
-    result.balance = workload.plan.balance
+def _measure(workload, result, pools, peers, seconds, peer_begins):
+    """Fills in `result`. The check is done before anything is timed: a busy host would be felt."""
     try:
+        workload.lay_out(pools)
+        workload.prepare()
+        result.kernel = workload.attention.kernel_name
+        result.flops, result.bytes = workload.work()
+        result.balance = workload.plan.balance
+        result.problem = workload.check()
+        result.wrong = bool(result.problem)
         result.us = time_plait(workload.device, workload.run, seconds).median_us
         if not workload.same_bits():
             result.problem, result.wrong = "rows changed between runs of one plan", True
-    except RuntimeError as error:
-        result.problem, result.wrong = _refusal(error)
+    except Exception as error:
+        result.problem, result.wrong = _problem(error)
         return
     for peer in peers:
         why = peer.refusal(workload.case)
         if why:
             result.peers[peer.name] = why
             continue
+        peer_begins(peer.name)
         try:
             result.peers[peer.name] = peer.time(workload, seconds)
         except Differs as error:
             result.peers[peer.name], result.wrong = str(error), True
-        except Exception as error:  # any error of another's code
-            text = " ".join(str(error).split())
-            result.peers[peer.name] = f"failed: {type(error).__name__}: {text[:200]}"
-
-
-def _compare(result, results, top):
-    if result.us is None:
-        return
-    floor = result.bytes / top["read"] * 1e6
-    if not isinstance(top["gemm"], str):
-        floor = max(floor, result.flops / top["gemm"] * 1e6)
-        result.of_ceiling = floor / result.us
-    elif result.case.group == "decode":  # memory is the ceiling whatever the other is
-        result.of_ceiling = floor / result.us
-    other = results.get(result.case.beside)
-    if other is not None and other.us:
-        result.beside = (result.flops / result.us) / (other.flops / other.us)
-
-
-def rows(results, top):
-    """As `--json` gives them: case, metric, value, unit; value null where there is none."""
-    out = [row("ceiling", "read of 2 GiB", top["read"] / 1e12, "TB/s")]
-    if isinstance(top["gemm"], str):
-        out.append(row("ceiling", f"bf16 GEMM absent: {top['gemm']}", None, ""))
-    else:
-        out.append(row("ceiling", "bf16 GEMM 8192^3", top["gemm"] / 1e12, "TFLOP/s"))
-    for result in results:
-        name = result.case.name
-        if result.problem:
-            out.append(row(name, result.problem, None, ""))
-        if result.us is None:
-            continue
-        out.append(row(name, "time", result.us, "us"))
-        out.append(row(name, "work", result.flops / result.us / 1e6, "TFLOP/s"))
-        out.append(row(name, "bandwidth", result.bytes / result.us / 1e6, "TB/s"))
-        out.append(row(name, "modelled balance", result.balance, "busiest / mean"))
-        if result.of_ceiling is not None:
-            out.append(row(name, "of ceiling", 100 * result.of_ceiling, "%"))
-        if result.beside is not None:
-            out.append(row(name, f"FLOP/s beside {result.case.beside}", result.beside, "x"))
-        for peer, us in result.peers.items():
-            if isinstance(us, str):
-                out.append(row(name, f"{peer}: {us}", None, ""))
-            else:
-                out.append(row(name, peer, us, "us"))
-                out.append(row(name, f"{peer} / ours", us / result.us, "x"))
-    return out
-
-
-def table(results, peers):
-    """(columns, rows) for print_table: a line a case."""
-    names = [peer.name for peer in peers]
-    columns = ["case", ">us", ">TFLOP/s", ">TB/s", ">% of ceiling", ">beside", "", "kernel"]
-    columns[-1:-1] = [f">{name}" for name in names]
-    lines = []
-    for r in results:
-        if r.us is None:
-            lines.append([r.case.name] + [""] * (len(columns) - 2) + [r.problem])
-            continue
-        line = [r.case.name, f"{r.us:.2f}", f"{r.flops / r.us / 1e6:.0f}"]
-        line += [f"{r.bytes / r.us / 1e6:.2f}"]
-        line += ["" if r.of_ceiling is None else f"{100 * r.of_ceiling:.1f}"]
-        line += ["", ""] if r.beside is None else [f"{r.beside:.3f} x", f"of {r.case.beside}"]
-        for name in names:
-            us = r.peers.get(name, "")
-            line.append("-" if isinstance(us, str) else f"{us:.2f} ({us / r.us:.3f} x)")
-        lines.append(line + [r.kernel + (f"; WRONG: {r.problem}" if r.problem else "")])
-    return columns, lines
+        except Exception as error:
+            result.peers[peer.name] = f"failed: {describe(error)}"
+            if not _device_works(workload.device):
+                result.wrong = True
+                result.peers[peer.name] += "; it broke the device"
+                return

@@ -26,7 +26,8 @@ def tiles(arch=None, head_dim=128, device=None):
         for case, tile in ((case, tile) for case in cases for tile in table):
             workload = Workload(case, device, f"sm80 {tile.tile}")
             workload.compile()
-            workload.prepare(pools)
+            workload.lay_out(pools)
+            workload.prepare()
             wrong = workload.check()
             if wrong:
                 raise RuntimeError(f"{workload.kernel}, {case.describe()}: {wrong}")

@@ -114,8 +114,8 @@ class Workload:
         q = (case.tokens, case.num_qo_heads, case.head_dim)
         return {("q", case.dtype): q, ("k", kv_dtype): kv, ("v", kv_dtype): kv}
 
-    def prepare(self, pools):
-        """Lays out, plans and runs once; `finish_check` then says whether the rows were right."""
+    def lay_out(self, pools):
+        """Tensors and page tables, of the same values whenever it is called; nothing runs."""
         case = self.case
         self._pools = pools
         self._keys = list(self.shapes())
@@ -126,6 +126,15 @@ class Workload:
             self.page_indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
             rng = np.random.default_rng(0)
             self.page_indices = rng.permutation(int(pages.sum())).astype(np.int32)
+        self.run_args = {
+            name: x if self.device == "cpu" else DeviceArray.from_numpy(x, self.device)
+            for name, x in self.variant.run(case.num_qo_heads).items()
+        }
+
+    def prepare(self):
+        """Plans and runs once; check() then says whether the rows were right."""
+        case = self.case
+        if case.page_size:
             tables = dict(
                 kv_page_indptr=self.page_indptr,
                 kv_page_indices=self.page_indices,
@@ -134,10 +143,6 @@ class Workload:
         else:
             tables = dict(kv_indptr=self.kv_indptr)
         tables |= self.variant.plan(case.q_len, case.kv_len)
-        self.run_args = {
-            name: x if self.device == "cpu" else DeviceArray.from_numpy(x, self.device)
-            for name, x in self.variant.run(case.num_qo_heads).items()
-        }
         self.plan = self.attention.plan(qo_indptr=self.qo_indptr, **tables)
         self.out, self.lse = self.attention.run(self.q, self.cache, **self.run_args)
         self._sampled = self._sample()
@@ -148,8 +153,8 @@ class Workload:
         )
 
     def release(self):
-        """Frees what check() and work() do not need."""
-        self.attention = self.out = self.lse = self.q = self.cache = None
+        """Frees what lies on the device, but for the pools."""
+        self.attention = self.out = self.lse = self.q = self.cache = self.run_args = None
 
     def slots(self, request):
         """Rows of K and V, counted over the whole cache, that hold the keys of a request."""
@@ -175,8 +180,7 @@ class Workload:
         )
 
     def check(self):
-        """Sampled (token, kv head) against the float64 reference: "" or what is off. Reads only
-        what prepare() kept, so that another thread may do it."""
+        """Sampled (token, kv head) against the float64 reference: "" or what is off."""
         case, check, seen = self.case, RowCheck(self.case.dtype), 0
         rng = np.random.default_rng(2)
         group = case.num_qo_heads // case.num_kv_heads

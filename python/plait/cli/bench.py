@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from plait import _plait
-from plait.bench.cases import GROUPS
-from plait.cli.tables import console, print_json, print_table
+from plait.bench.cases import GROUPS, select
+from plait.bench.peers import resolve
+from plait.cli.tables import JsonRows, console, print_json, print_table
 from plait.nvrtc import use_wheels
 from plait.tensors import parse_device
 
@@ -22,6 +23,7 @@ _GOES_WITH = {
     "kernel": ("cases",),
     "peers": ("cases",),
     "seconds": ("cases",),
+    "limit": ("cases",),
     "arch": ("compile", "tiles"),
     "head_dim": ("tiles",),
 }
@@ -47,6 +49,9 @@ def bench_command(
     seconds: Annotated[
         float, typer.Option(help="of launches a case and peer; the first third settles the clocks")
     ] = 0.3,
+    limit: Annotated[
+        float | None, typer.Option(help="seconds for all cases; those beyond are named, unmeasured")
+    ] = None,
     arch: Annotated[
         str,
         typer.Option(help="of compile (default: 90a); of tiles: compiled for it, nothing timed"),
@@ -63,25 +68,37 @@ def bench_command(
     _refuse_idle(given, names, groups)
     if not seconds > 0:
         raise typer.BadParameter(f"--seconds is {seconds}; it must be > 0")
-    rows, wrong = [], False
-    for name in names:
-        if name in HOST:
-            rows += _host(name, arch, head_dim, device)
-    if rows and not json:
-        _print_figures(rows)
-    if groups:
-        from plait.bench.cases import select
-
-        cases = select(groups, _split(case))
-        if list_:
-            _list(cases, json)
-            return
-        more, wrong = _gpu(cases, device, kernel, _split(peers), seconds, json)
-        rows += more
-    if json:
-        print_json(rows)
+    if limit is not None and not limit > 0:
+        raise typer.BadParameter(f"--limit is {limit}; it must be > 0")
+    if list_:
+        return _list(select(groups, _split(case)), json)
+    cases = select(groups, _split(case))
+    peer_names = resolve(_split(peers)) if peers else []
+    wrong = False
+    with JsonRows() if json else _Text() as say:
+        for name in names:
+            if name in HOST:
+                say(None, _host(name, arch, head_dim, device))
+        if cases:
+            wrong = _gpu(cases, device, kernel, peer_names, seconds, limit, say)
     if wrong:
         raise typer.Exit(1)
+
+
+class _Text:
+    """Says what is found as text; rows without one as tables."""
+
+    def __call__(self, text, rows):
+        if text is None:
+            _print_figures(rows)
+        else:
+            console.print(text, soft_wrap=True, markup=False)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
 
 
 def _refuse_idle(given, names, groups):
@@ -117,34 +134,35 @@ def _host(name, arch, head_dim, device):
     return cpu.cpu() if name == "cpu" else getattr(host, name)()
 
 
-def _gpu(cases, device, kernel, peer_names, seconds, json):
-    """(rows, whether something was wrong)."""
-    from plait.bench import gpu, row
-    from plait.bench.peers import find
+def _gpu(cases, device, kernel, peer_names, seconds, limit, say):
+    """Whether something was wrong; say(text, rows) is called as soon as there is something."""
+    from plait.bench import figures, row
+    from plait.bench.supervise import measure
 
-    use_wheels()
-    peers, absent = find(peer_names, device) if peer_names else ([], [])
     gpu_name = _plait.describe_gpu(parse_device(device))
-    if not json:
-        console.print(gpu_name)
+    say(f"{gpu_name}\n{figures.header()}", [])
+
+    def report(run, result):
+        text = figures.line(result, run.results, run.top)
+        say(text, figures.rows(result, run.results, run.top))
+
     with console.status("") as status:
-        results, top = gpu.measure(
+        run = measure(
             cases,
             device=device,
             kernel=kernel,
-            peers=peers,
+            peers=peer_names,
             seconds=seconds,
-            progress=(lambda text: None) if json else status.update,
+            limit=limit,
+            report=report,
+            progress=status.update,
         )
-    rows = [row(gpu_name, f"{name} is absent: {why}", None, "") for name, why in absent]
-    rows += gpu.rows(results, top)
-    if not json:
-        print_table(*gpu.table(results, peers))
-        for r in rows:
-            if r["case"] == "ceiling" or r["value"] is None:
-                value = "" if r["value"] is None else f": {r['value']:.5g} {r['unit']}"
-                console.print(f"{r['case']}: {r['metric']}{value}", soft_wrap=True)
-    return rows, any(r.wrong for r in results)
+    rows = [row(gpu_name, f"{name} is absent: {why}", None, "") for name, why in run.absent.items()]
+    rows += figures.ceiling_rows(run.top) if run.top else []
+    for r in rows:
+        value = "" if r["value"] is None else f": {r['value']:.5g} {r['unit']}"
+        say(f"{r['case']}: {r['metric']}{value}", [r])
+    return any(r.wrong for r in run.results.values())
 
 
 def _list(cases, json):

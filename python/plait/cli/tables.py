@@ -12,6 +12,26 @@ def print_json(value):
     print(json.dumps(value, indent=1))
 
 
+class JsonRows:
+    """A JSON list, each element printed as soon as it is known: with JsonRows() as say: say(text, rows);
+    the text is for people."""
+
+    def __enter__(self):
+        self._before = "[\n"
+        return self
+
+    def __call__(self, text, rows):
+        for row in rows:
+            print(self._before + json.dumps(row), end="", flush=True)
+            self._before = ",\n"
+
+    def __exit__(self, kind, error, traceback):
+        if self._before != "[\n":
+            print("\n]", flush=True)
+        elif kind is None:
+            print("[]", flush=True)
+
+
 def print_table(columns, rows):
     """columns: names; one that starts with > is right-aligned."""
     table = Table(
