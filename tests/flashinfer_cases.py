@@ -1,9 +1,10 @@
-"""Data for the tests of plait.flashinfer: caches and batches as torch tensors, NaN wherever no key is,
-and results against the float64 reference with the tolerance of harness.py."""
+"""Data for the tests of plait.flashinfer: caches and batches as torch tensors, NaN wherever no key
+is, and results against the float64 reference with the tolerance of harness.py."""
 
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 
 from plait import flashinfer, reference
@@ -13,6 +14,8 @@ from harness import EPSILON, compare
 from variants import Rope
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
+BF16 = torch.bfloat16
+LENS = [1, 0, 16, 33, 200]  # with an empty request among them
 
 
 class AlibiSlopes(Functors):
@@ -148,3 +151,12 @@ def plan_decode(wrapper, cache, page_size, tables=None, dtype=torch.bfloat16, **
 def plan_prefill(wrapper, q_lens, cache, page_size, tables=None, dtype=torch.bfloat16, **more):
     wrapper.plan(indptr(q_lens), *(tables or cache.tables()), HEADS, KV_HEADS, DIM, page_size,
                  q_data_type=dtype, **more)
+
+
+def refused(call, *words, error=ValueError):
+    with pytest.raises(error) as caught:
+        call()
+    text = str(caught.value)
+    for word in words:
+        assert word in text, f"{word!r} is not in: {text}"
+    assert len(text) < 400 and "\n" not in text, text

@@ -1,9 +1,10 @@
-"""One case of attention, end to end: build it, run it on a device, compare with the float64 reference.
+"""One case of attention, end to end: build it, run it on a device, compare with the float64
+reference.
 
-Every slot of the cache that no key owns, every padding row of q and everything around strided tensors
-is NaN; outputs lie in buffers full of a sentinel that must survive around them. The kernel runs before
-its reference, whose answer could otherwise sit in reused memory. The tolerance is twice the error of
-the same computation done plainly in the case's dtype, plus the rounding of one result.
+Every slot of the cache that no key owns, every padding row of q and everything around strided
+tensors is NaN; outputs lie in buffers full of a sentinel that must survive around them. The kernel
+runs before its reference, whose answer could otherwise sit in reused memory. The tolerance is twice
+the error of the same computation done plainly in the case's dtype, plus the rounding of one result.
 """
 
 import dataclasses
@@ -71,10 +72,11 @@ def device_of(name):
 
 
 class Buffer:
-    """A tensor inside a larger allocation: `view` of it, by slicing and permuting, on host and device.
+    """A tensor inside a larger allocation: `view` of it, by slicing and permuting, on host and
+    device.
 
-    order: the order of the dimensions in memory (the last stays last). pad: extra elements before and
-    after the view in each dimension of the memory.
+    order: the order of the dimensions in memory (the last stays last). pad: extra elements before
+    and after the view in each dimension of the memory.
     """
 
     def __init__(self, shape, dtype, fill, order=None, pad=None):
@@ -175,7 +177,8 @@ LENGTHS = {  # (q_len, kv_len) of each request
 
 @dataclass
 class Keys:
-    """Keys in a cache: lists (one a request, or one a node of a level) and the tables to find them."""
+    """Keys in a cache: lists (one a request, or one a node of a level) and the tables to find
+    them."""
 
     k: Buffer
     v: Buffer | None        # None: joint
@@ -359,8 +362,9 @@ def kv_format(format):
 def share_prefixes(case, rng):
     """Splits each request's keys into a node two requests or more share and a rest of its own.
 
-    Siblings are not neighbours in the batch (even and odd requests); short requests and the last one
-    are under no node. Returns (prefix of each node, requests of each node, prefix length of each request).
+    Siblings are not neighbours in the batch (even and odd requests); short requests and the last
+    one are under no node. Returns (prefix of each node, requests of each node, prefix length of
+    each request).
     """
     requests = case.requests
     members = [[i for i in range(len(requests) - 1) if i % 2 == parity and requests[i][1] >= least]
@@ -405,7 +409,8 @@ def mask_arguments(masks, first, index, device, rng):
 
 
 def build(case, device_name, kernel="auto", data=None, workspace=None):
-    """data: (q [tokens, heads, d], k of each request, v of each request) as values; None: random."""
+    """data: (q [tokens, heads, d], k of each request, v of each request) as values; None:
+    random."""
     device = device_of(device_name)
     rng = np.random.default_rng(zlib.crc32(str(case).encode()))
     format = (FORMATS | DEVICE_FORMATS | PAGE_FORMATS)[case.format]
@@ -486,7 +491,8 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
 
 
 def execute(built):
-    """Plans and runs; returns (plan, out, lse): stored out and float32 lse (None without softmax)."""
+    """Plans and runs; returns (plan, out, lse): stored out and float32 lse (None without
+    softmax)."""
     case = built.case
     plan = built.attention.plan(**built.plan_args)
     more = {} if case.sm_scale is None else {"sm_scale": case.sm_scale}

@@ -76,7 +76,8 @@ def heads_and_dims(limits, seed=11):
 
 
 def sizes(limits, seed=21):
-    """Every q_len with every kv_len around the tiles, 64 and 128; groups that fill a tile unevenly."""
+    """Every q_len with every kv_len around the tiles, 64 and 128; groups that fill a tile
+    unevenly."""
     dims, dtypes = deck(limits.dims[-3:-2] or limits.dims, seed), deck(limits.dtypes, seed + 1)
     for variant, format in (("causal", "ragged"), ("full", "csr_p64_strided"),
                             ("window_sinks", "csr_p16"), ("window17", "shared_p1_hnd")):

@@ -17,7 +17,8 @@ def uniform(seed, shape):
 
 
 def std(seed, lengths, num_qo_heads, num_kv_heads, head_dim, dtype):
-    """STD: q = 3 U(s), k = U(s + 1), v = U(s + 2) over all tokens, rounded; k, v as lists a request."""
+    """STD: q = 3 U(s), k = U(s + 1), v = U(s + 2) over all tokens, rounded; k, v as lists a
+    request."""
     tokens, keys = (sum(x) for x in zip(*lengths))
     q = rounded(3 * uniform(seed, (tokens, num_qo_heads, head_dim)), dtype)
     ends = np.cumsum([kv for _, kv in lengths])[:-1]
@@ -27,7 +28,8 @@ def std(seed, lengths, num_qo_heads, num_kv_heads, head_dim, dtype):
 
 
 def one_hot(lengths, num_qo_heads, num_kv_heads, head_dim):
-    """OH: q = 0, K = 0, V[j, c] = 1 where c = j mod d: out[c] is the weight of keys of residue c."""
+    """OH: q = 0, K = 0, V[j, c] = 1 where c = j mod d: out[c] is the weight of keys of residue
+    c."""
     q = np.zeros((sum(n for n, _ in lengths), num_qo_heads, head_dim))
     k = [np.zeros((kv, num_kv_heads, head_dim)) for _, kv in lengths]
     v = [np.zeros_like(x) for x in k]

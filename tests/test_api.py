@@ -1,5 +1,5 @@
-"""The Python surface: NumPy and torch tensors, uncopied and strided; merge and append; plans as data;
-workspaces shared; threads."""
+"""The Python surface: NumPy and torch tensors, uncopied and strided; merge and append; plans as
+data; workspaces shared; threads."""
 
 import json
 import threading
@@ -234,7 +234,8 @@ def test_many_threads(device):
 
 @pytest.mark.parametrize("shared", ("attention", "workspace"))
 def test_two_threads_at_once_are_refused(shared):
-    """Never another call's numbers: a call is right, or refused while the other thread's is running."""
+    """Never another call's numbers: a call is right, or refused while the other thread's is
+    running."""
     workspace = plait.Workspace(bytes=1 << 24)
     q, k, v = data(9, kv_len=300)
     attentions = [small(variant=plait.causal(), workspace=workspace) for _ in range(2)]

@@ -1,5 +1,5 @@
-"""run() against the float64 reference over formats, variants, dtypes, head dims, group sizes, lengths,
-strides, splits and padding (matrix.py). tests/gpu runs the same on CUDA, by kernel.
+"""run() against the float64 reference over formats, variants, dtypes, head dims, group sizes,
+lengths, strides, splits and padding (matrix.py). tests/gpu runs the same on CUDA, by kernel.
 """
 
 import pytest

@@ -1,4 +1,5 @@
-"""`plait bench` without a GPU: what it counts, its cases on the CPU, and what it says of each result."""
+"""`plait bench` without a GPU: what it counts, its cases on the CPU, and what it says of each
+result."""
 
 import json
 import subprocess

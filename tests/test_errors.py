@@ -1,4 +1,5 @@
-"""Bad input: one clear error that names array, place and value; nothing written; the next call works."""
+"""Bad input: one clear error that names array, place and value; nothing written; the next call
+works."""
 
 import os
 import subprocess
@@ -369,7 +370,7 @@ def test_bad_scales_and_variant_arguments(device):
         return attn.run(a["q"], (a["k"], a["v"]), out=a["out"], lse=a["lse"], **more)
 
     for scale in (0.0, -1.0, 1e-46, float("inf"), float("nan")):
-        refused(lambda: run(sm_scale=scale), "sm_scale")
+        refused(lambda: run(sm_scale=scale), "sm_scale")  # noqa: B023
     refused(lambda: run(capp=3.0), "capp", "cap")
     refused(lambda: run(cap=a["lse"]), "cap")
     refused(lambda: attn.run(a["q"], (a["k"],)), "kv")

@@ -1,7 +1,9 @@
-"""plait.flashinfer has the published signatures, and its documentation the table of what it refuses."""
+"""plait.flashinfer has the published signatures, and its documentation the table of what it
+refuses."""
 
 import functools
 import inspect
+import warnings
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,13 @@ def test_every_refused_argument_is_published():
     published = "\n".join(PUBLISHED)
     for name in refusals.REFUSED:
         assert f" {name}=" in published or f"({name}=" in published, name
+
+
+def test_documented_example():
+    text = (HERE.parent / "docs/flashinfer.md").read_text()
+    block = text.split("```python\n")[2].split("```")[0]
+    scope = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exec(compile(block, "flashinfer.md", "exec"), scope)
+    assert scope["out"].shape == (2, 8, 64) and scope["lse"].shape == (2, 8)

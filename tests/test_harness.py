@@ -1,5 +1,5 @@
-"""The harness can fail: results that are wrong by little, in one place, do not pass, nor do GPU tests
-that do not run.
+"""The harness can fail: results that are wrong by little, in one place, do not pass, nor do GPU
+tests that do not run.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""What must hold of every plan, for random batches (hypothesis). The checks read the plan's arrays as
-include/plait/plan_data.h defines them and know nothing of how the planner cuts.
+"""What must hold of every plan, for random batches (hypothesis). The checks read the plan's arrays
+as include/plait/plan_data.h defines them and know nothing of how the planner cuts.
 """
 
 import numpy as np
@@ -147,8 +147,9 @@ def check_tiles(plan, group_size, tile_q):
 
 
 def check_merges(plan, arguments):
-    """A row is final in one item, or its parts are exactly those of its merge list, in key order."""
-    group, heads = arguments["group_size"], arguments["num_kv_heads"]
+    """A row is final in one item, or its parts are exactly those of its merge list, in key
+    order."""
+    group = arguments["group_size"]
     tokens = int(arguments["qo_indptr"][-1])
     parts = {}
     owner = np.full(plan.num_partial_rows, -1)

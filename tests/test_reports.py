@@ -1,8 +1,9 @@
-"""Faults that users of attention kernels have reported in public, as small inputs with right values.
+"""Faults that users of attention kernels have reported in public, as small inputs with right
+values.
 
-Every case names its source thread. Streams and recipes: streams.py. tests/gpu runs the same functions
-on CUDA; those that need a GPU (large caches, graphs, spinning streams, two devices) are there.
-Not reached by the features so far, hence refused by name or absent:
+Every case names its source thread. Streams and recipes: streams.py. tests/gpu runs the same
+functions on CUDA; those that need a GPU (large caches, graphs, spinning streams, two devices) are
+there. Not reached by the features so far, hence refused by name or absent:
   C12 variable block sizes (BsrKv), C15 fp8 caches, C16 learned sinks: such
   formats and variants do not exist yet. C15's dtypes are refused by name (test_errors.py).
   C33, C34, C35 (building kernels): tests/jit/; that they exist is checked in test_structure.py.
@@ -341,7 +342,10 @@ def test_c11_mask_bits(device, kernel, form):
                    "bools": {"custom_mask": np.concatenate([m.ravel() for m in masks])}}[form]
     attn = c11_attention(device, kernel)
     attn.plan(qo_indptr=np.array([0, 3, 4, 6]), kv_indptr=np.array([0, 5, 12, 21]), **masks_given)
-    put = lambda x: dev.put(to_storage(x, FP16), FP16)
+
+    def put(x):
+        return dev.put(to_storage(x, FP16), FP16)
+
     out, lse = attn.run(put(q), (put(np.concatenate(k)), put(np.concatenate(v))))
     dev.synchronize()
     out, lse = from_storage(dev.get(out, FP16), FP16), dev.get(lse)
@@ -662,7 +666,8 @@ def test_c24_slices(device, kernel):
 
 @pytest.mark.parametrize("moved", ["q", "k", "v", "out", "lse"])
 def test_c25_odd_base_pointers(device, kernel, moved):
-    """vllm-project/vllm#41257: the same bits, or a refusal that names the tensor and the alignment."""
+    """vllm-project/vllm#41257: the same bits, or a refusal that names the tensor and the
+    alignment."""
     dev = device_of(device)
     q, (k,), (v,) = std(32, [(3, 70)], 8, 2, 128, BF16)
     _, lse, built = attend((q, [k], [v]), device, kernel, format="ragged", dtype=BF16)

@@ -1,5 +1,5 @@
-"""The tree keeps to its own rules: includes follow the arrows of the layers, the texts embedded in the
-library are the files, and nothing is left to do in a comment.
+"""The tree keeps to its own rules: includes follow the arrows of the layers, the texts embedded in
+the library are the files, and nothing is left to do in a comment.
 """
 
 import re
@@ -134,8 +134,8 @@ def test_embedded_texts_are_the_files():
 
 @pytest.mark.parametrize("case", ["C33", "C34", "C35"])
 def test_cache_cases_are_tested(case):
-    """The cases of building kernels at run time are with the tests of jit: test functions that say so,
-    in the comment before a TEST in C++ or at the head of the docstring in Python.
+    """The cases of building kernels at run time are with the tests of jit: test functions that say
+    so, in the comment before a TEST in C++ or at the head of the docstring in Python.
     """
     cpp = re.compile(rf"^// {case}\b.*\n(?://.*\n)*TEST(?:_F|_P)?\(", re.M)
     python = re.compile(rf'^def test_\w+\(.*\):\n    """{case}\b', re.M)

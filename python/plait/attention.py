@@ -253,10 +253,10 @@ class Attention:
         tables lie on host or device. Host arrays are copied; device arrays are kept and must stay
         unchanged until the runs are done. Which tables a format takes: RaggedKv, PagedKv, Level.
 
-        Variant custom_mask() takes one of packed_custom_mask, uint8 bits (little-endian; each request
-        begins in a new byte), and custom_mask, bools; on host or device, read once, 1-D: of request
-        i q_len rows of kv_len - first_masked_key[i] keys each, one request after the other, or
-        beginning at mask_indptr [n + 1] (bytes or bools). A query sees all keys before
+        Variant custom_mask() takes one of packed_custom_mask, uint8 bits (little-endian; each
+        request begins in a new byte), and custom_mask, bools; on host or device, read once, 1-D: of
+        request i q_len rows of kv_len - first_masked_key[i] keys each, one request after the other,
+        or beginning at mask_indptr [n + 1] (bytes or bools). A query sees all keys before
         first_masked_key [n] (default 0). Of one request custom_mask may be [q_len, masked keys].
 
         q_positions [query tokens]: the absolute position of each query, as of drafts in a tree;

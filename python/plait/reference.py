@@ -14,8 +14,8 @@ import numpy as np
 class Functors:
     """The six functors over whole arrays, and whether there is a softmax. Override what is needed.
 
-    Row functors get x [rows, heads, dim], request, position [rows], head [heads]. Logit functors get
-    logits [queries, qo heads, keys] and a context of arrays that broadcast to it.
+    Row functors get x [rows, heads, dim], request, position [rows], head [heads]. Logit functors
+    get logits [queries, qo heads, keys] and a context of arrays that broadcast to it.
     """
 
     use_softmax = True
@@ -53,11 +53,11 @@ def attention(q, k, v, *, q_pos=None, k_pos=None, sm_scale=None, causal=False, w
               sink_tokens=0, functors=Functors(), request=0, real=np.float64, stored=lambda x: x):
     """Attention of one request's queries over its keys.
 
-    q [queries, qo heads, d_qk], k [keys, kv heads, d_qk], v [keys, kv heads, d_vo], as values of any
-    float dtype. Positions are absolute; without them the last query is at the last key. sm_scale:
-    1 / sqrt(d_qk). Returns (out [queries, qo heads, d_vo], lse [queries, qo heads], natural log),
-    both of dtype `real`. A query that sees no key has (0, -inf), whatever output_transform does; without
-    softmax lse is None.
+    q [queries, qo heads, d_qk], k [keys, kv heads, d_qk], v [keys, kv heads, d_vo], as values of
+    any float dtype. Positions are absolute; without them the last query is at the last key.
+    sm_scale: 1 / sqrt(d_qk). Returns (out [queries, qo heads, d_vo], lse [queries, qo heads],
+    natural log), both of dtype `real`. A query that sees no key has (0, -inf), whatever
+    output_transform does; without softmax lse is None.
     """
     q, k, v = (np.asarray(x).astype(real) for x in (q, k, v))
     q_pos = np.arange(len(q)) + len(k) - len(q) if q_pos is None else np.asarray(q_pos)

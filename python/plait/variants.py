@@ -44,7 +44,8 @@ def custom_mask() -> Variant:
 
 def alibi() -> Variant:
     """Logits become logit + slope * (k_pos - q_pos): 0 at the query's own position, less with
-    distance. Every run() brings `slopes`, float32 [num_qo_heads]: alibi_slopes(), or this rank's."""
+    distance. Every run() brings `slopes`, float32 [num_qo_heads]: alibi_slopes(), or this
+    rank's."""
     return _plait.alibi()
 
 

@@ -1,6 +1,5 @@
 """Same lengths in, same bits out: 50 runs, and other work in between."""
 
-import numpy as np
 import pytest
 import torch
 

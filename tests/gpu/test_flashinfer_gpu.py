@@ -1,5 +1,5 @@
-"""plait.flashinfer on CUDA: the tests of the host, and what needs a device: graphs, workspaces full of
-other data, arrays on the device."""
+"""plait.flashinfer on CUDA: the tests of the host, and what needs a device: graphs, workspaces full
+of other data, arrays on the device."""
 
 import pytest
 import torch
@@ -7,13 +7,16 @@ import torch
 from plait import flashinfer
 
 from flashinfer_cases import (
-    DIM, HEADS, check, paged, plan_decode, plan_prefill, prefill_wrapper, values, workspace,
+    BF16, DIM, HEADS, check, paged, plan_decode, plan_prefill, prefill_wrapper, values, workspace,
 )
-from test_flashinfer import *  # noqa: F401, F403
-
-BF16 = torch.bfloat16
-for _name in ("test_documented_example",):  # of the host alone
-    del globals()[_name]
+from test_flashinfer_decode import *  # noqa: F403
+from test_flashinfer_helpers import *  # noqa: F403
+from test_flashinfer_masks import *  # noqa: F403
+from test_flashinfer_planning import *  # noqa: F403
+from test_flashinfer_prefill import *  # noqa: F403
+from test_flashinfer_refusals import *  # noqa: F403
+from test_flashinfer_single import *  # noqa: F403
+from test_flashinfer_states import *  # noqa: F403
 
 
 def capture(run):
@@ -27,8 +30,8 @@ def capture(run):
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("unsplit", [False, True])
 def test_c26_c27_replanned_decode_graph(on_device, unsplit):
-    """C26, C27: a captured decode serves later plans of the wrapper, bit for bit as eager calls, on a
-    workspace full of something else; also without splits."""
+    """C26, C27: a captured decode serves later plans of the wrapper, bit for bit as eager calls, on
+    a workspace full of something else; also without splits."""
     memory = workspace("cuda")
     batch, int32 = 8, {"dtype": torch.int32, "device": "cuda"}
     buffers = [torch.zeros(n, **int32) for n in (batch + 1, 8000, batch)]
@@ -59,7 +62,8 @@ def test_c26_c27_replanned_decode_graph(on_device, unsplit):
 
 
 def test_indices_rewritten_between_replays():
-    """Page ids in the indices buffer are read by the graph: permuting them there permutes the keys."""
+    """Page ids in the indices buffer are read by the graph: permuting them there permutes the
+    keys."""
     int32 = {"dtype": torch.int32, "device": "cuda"}
     buffers = [torch.zeros(n, **int32) for n in (3, 3, 20, 2)]
     wrapper = prefill_wrapper("cuda", use_cuda_graph=True, **dict(zip(

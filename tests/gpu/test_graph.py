@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import plait
-from plait.reference import from_storage, to_storage
+from plait.reference import from_storage
 
-from harness import Case, attend, compare, device_of, same_bits
+from harness import attend, device_of, same_bits
 from streams import std
 
 BF16 = "bfloat16"
@@ -193,7 +193,8 @@ def test_a_captured_q_with_fewer_rows_than_the_plan(kernel):
 
 
 def test_planning_beside_a_capture(kernel):
-    """On a stream of its own, while another one captures in global mode: neither disturbs the other."""
+    """On a stream of its own, while another one captures in global mode: neither disturbs the
+    other."""
     captured, other = (Step(kernel, 64, 8, 1, 4000, seed, 20000, 64) for seed in (41, 42))
     captured.plan([(1, 20)])
     want = captured.eager()

@@ -1,4 +1,5 @@
-"""SANITIZER_TESTS: a small case of every kernel, for `make sanitize-gpu` (sanitize.txt names this file).
+"""SANITIZER_TESTS: a small case of every kernel, for `make sanitize-gpu` (sanitize.txt names this
+file).
 
 Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1: torch's pool would hide reads past the end of a tensor.
 """
@@ -85,7 +86,7 @@ def test_replay_with_another_plan():
     q = torch.randn(3, 8, 128, device="cuda", dtype=torch.bfloat16)
     k = torch.randn(20000, 1, 128, device="cuda", dtype=torch.bfloat16)
     results = {}
-    for n in range(2):
+    for _ in range(2):
         for kv in ((0, 20000), (0, 5, 9, 30)):
             attn.plan(qo_indptr=np.arange(len(kv)), kv_indptr=np.array(kv))
             out, _ = attn.run(q, (k, k))

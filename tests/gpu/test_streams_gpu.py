@@ -139,7 +139,8 @@ def test_c32_lengths_on_the_device_are_refused(kernel):
 
 
 def test_c17_large_cache(kernel):
-    """flashinfer-ai/flashinfer#3130: 8.6 GB each of K and V; offsets past 2^31 and 2^32 elements."""
+    """flashinfer-ai/flashinfer#3130: 8.6 GB each of K and V; offsets past 2^31 and 2^32
+    elements."""
     pages, size, heads, d = 262146, 16, 8, 128
     if torch.cuda.mem_get_info()[0] < 19 << 30:
         pytest.skip("C17 needs 19 GB of device memory")

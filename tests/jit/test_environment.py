@@ -1,4 +1,5 @@
-"""plait in odd environments, each in a process of its own: no compiler, no writable folder, no HOME.
+"""plait in odd environments, each in a process of its own: no compiler, no writable folder, no
+HOME.
 
 Cases C34 and C35 of public reports: what needs no compiler works without one; what does, says what
 it looked for; a build that cannot be stored still runs.

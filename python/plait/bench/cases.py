@@ -1,7 +1,8 @@
 """The cases of `plait bench` that need a GPU: lengths, layout and variant of each, by name.
 
-Names: p prefill, a append, d decode, spec drafts; then requests and lengths. Distributions are drawn
-with a fixed seed: `uniform` is U(512, 1024), `zipf` the skewed lengths of FlashInfer's evaluation.
+Names: p prefill, a append, d decode, spec drafts; then requests and lengths. Distributions are
+drawn with a fixed seed: `uniform` is U(512, 1024), `zipf` the skewed lengths of FlashInfer's
+evaluation.
 """
 
 from dataclasses import dataclass, replace

@@ -80,5 +80,6 @@ def line(result, results, top):
 
 
 def _is_news(why):
-    """Whether a peer should have had a time: a case that it does not take is said in --json alone."""
+    """Whether a peer should have had a time: a case that it does not take is said in --json
+    alone."""
     return why.startswith(("failed", "left out", "its output"))

@@ -1,5 +1,5 @@
-"""Measures cases on a GPU, in this process: kernels compiled side by side first, then every case checked
-and timed, beside the ceilings of the same run and the peers asked for.
+"""Measures cases on a GPU, in this process: kernels compiled side by side first, then every case
+checked and timed, beside the ceilings of the same run and the peers asked for.
 
 `plait bench` does this in a process of its own (worker.py, supervise.py): a kernel that never ends
 can only be stopped with its process.

@@ -1,4 +1,4 @@
-"""Other attention libraries on the same data: each is compared with our output, then timed as we are.
+"""Other attention libraries on the same data: each is compared with ours, then timed as we are.
 
 All of them need torch; a package that is not there is named, never missed. FlashInfer plans and
 FlashAttention-3's "planned" entry schedules beforehand, as plait does: run() alone is timed.
@@ -430,8 +430,8 @@ FAMILIES = {
 
 
 def resolve(names):
-    """Names of peers for names and families; cudnn is always among them, so that runs with different
-    packages can be compared. Raises ValueError for an unknown name."""
+    """Names of peers for names and families; cudnn is always among them, so that runs with
+    different packages can be compared. Raises ValueError for an unknown name."""
     wanted = []
     for name in [*names, "cudnn"]:
         if name not in PEERS and name not in FAMILIES:

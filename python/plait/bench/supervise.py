@@ -1,5 +1,5 @@
-"""Measures cases in a process of its own, and in another one where that ends before it should: a kernel
-that hangs or breaks the device costs its case, not the run.
+"""Measures cases in a process of its own, and in another one where that ends before it should: a
+kernel that hangs or breaks the device costs its case, not the run.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""The table that justifies the choice of the sm80 kernel's tiles: registers and shared memory of each,
-how many CTAs a multiprocessor holds, the modelled cost of a key and, on a GPU, measured times."""
+"""The table that justifies the choice of the sm80 kernel's tiles: registers and shared memory of
+each, how many CTAs a multiprocessor holds, the modelled cost of a key and, on a GPU, measured
+times."""
 
 from plait import _plait
 from plait.bench import row
@@ -10,8 +11,9 @@ from plait.tensors import parse_device
 
 
 def tiles(arch=None, head_dim=128, device=None):
-    """A row a figure, for each tile_q x tile_kv x stages that fits. With `device`, of its architecture
-    and with times: 4 x 4096 causal, ragged, and 64 x 4096 decoded, page 16, 32/8 heads, bfloat16."""
+    """A row a figure, for each tile_q x tile_kv x stages that fits. With `device`, of its
+    architecture and with times: 4 x 4096 causal, ragged, and 64 x 4096 decoded, page 16, 32/8
+    heads, bfloat16."""
     dev = parse_device(device) if device is not None else None
     if dev is not None:
         arch = _plait.driver_info().gpus[dev[1]].arch

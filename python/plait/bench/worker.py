@@ -1,5 +1,5 @@
-"""The process that measures: `python -m plait.bench.worker`, a job as JSON on stdin, an event a line of
-JSON on stdout (plait.bench.gpu.measure says which). supervise.py starts it and may end it.
+"""The process that measures: `python -m plait.bench.worker`, a job as JSON on stdin, an event a
+line of JSON on stdout (plait.bench.gpu.measure says which). supervise.py starts it and may end it.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""`plait bench GROUP...`: what needs no GPU (plan, balance, overhead, cpu, compile), the table of tiles,
-and groups of the cases in plait.bench.cases."""
+"""`plait bench GROUP...`: what needs no GPU (plan, balance, overhead, cpu, compile), the table of
+tiles, and groups of the cases in plait.bench.cases."""
 
 from enum import Enum
 from typing import Annotated
@@ -61,7 +61,8 @@ def bench_command(
         bool, typer.Option("--json", help="a list of case, metric, value, unit")
     ] = False,
 ):
-    """Measure; a row a figure. Results on data are checked on sampled rows; exit 1 if one is off."""
+    """Measure; a row a figure. Results on data are checked on sampled rows; exit 1 if one is
+    off."""
     names = list(dict.fromkeys(w.value for w in which))
     groups = GROUPS if "gpu" in names else tuple(g for g in GROUPS if g in names)
     given = {name for name in _GOES_WITH if context.get_parameter_source(name).name != "DEFAULT"}

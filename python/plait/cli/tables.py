@@ -13,8 +13,8 @@ def print_json(value):
 
 
 class JsonRows:
-    """A JSON list, each element printed as soon as it is known: with JsonRows() as say: say(text, rows);
-    the text is for people."""
+    """A JSON list, each element printed as soon as it is known: with JsonRows() as say: say(text,
+    rows); the text is for people."""
 
     def __enter__(self):
         self._before = "[\n"
