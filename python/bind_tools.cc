@@ -46,12 +46,13 @@ void bind_tools(nb::module_& m) {
       .def_ro("smem_bytes", &CompiledKernel::smem_bytes)
       .def_ro("error", &CompiledKernel::error);
   nb::class_<TileRow>(m, "TileRow")
-      .def_ro("tile", &TileRow::tile)
+      .def_ro("kernel", &TileRow::kernel)
+      .def_ro("tile_q", &TileRow::tile_q)
       .def_ro("num_warps", &TileRow::num_warps)
       .def_ro("ctas_per_sm", &TileRow::ctas_per_sm)
       .def_ro("smem_bytes", &TileRow::smem_bytes)
-      .def_ro("estimated_registers", &TileRow::estimated_registers)
       .def_ro("registers", &TileRow::registers)
+      .def_ro("wanted_registers", &TileRow::wanted_registers)
       .def_ro("spill_bytes", &TileRow::spill_bytes)
       .def_ro("clocks_per_key", &TileRow::clocks_per_key)
       .def_ro("chosen", &TileRow::chosen);
@@ -72,7 +73,7 @@ void bind_tools(nb::module_& m) {
   m.def("cache_dir_reason", &cache_dir_reason);
   m.def("clear_cache", &clear_cache);
   m.def("shipped_architectures", &shipped_architectures);
-  m.def("tile_table", &tile_table, "arch"_a, "head_dim"_a,
+  m.def("tile_table", &tile_table, "arch"_a, "head_dim_qk"_a, "head_dim_vo"_a,
         nb::call_guard<nb::gil_scoped_release>());
   m.def("compile_shipped", &compile_shipped, "arch"_a, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -66,10 +66,11 @@ void check_config(const AttentionConfig& c) {
         "; it must be finite and > 0 (0: 1 / sqrt(head_dim_qk))");
   // What a CPU takes depends on the machine: cpu::instruction_set_of.
   check(c.device.type == kCpu || c.kernel == "auto" || c.kernel == "plain" || c.kernel == "sm80" ||
-            c.kernel.rfind("sm80 ", 0) == 0 || c.kernel == "sm90a",
+            c.kernel == "sm90a" || c.kernel.rfind("sm80 ", 0) == 0 ||
+            c.kernel.rfind("sm90 ", 0) == 0,
         "attention: kernel is '", c.kernel,
-        "'; on cuda it must be auto, plain, sm80, sm90a, or sm80 with a tile, as in "
-        "'sm80 128x64x2'");
+        "'; on cuda it must be auto, plain, sm80, sm90a, or one with a tile, as in "
+        "'sm80 128x64x2' and 'sm90 128x144x2'");
   check(c.max_ctas >= 0, "attention: max_ctas is ", c.max_ctas,
         "; it must be >= 0 (0: the whole device)");
   check(c.scheduler == Scheduler::kAuto || c.scheduler == Scheduler::kLpt ||

@@ -1,15 +1,17 @@
 """`plait bench` without a GPU: what it counts, its cases on the CPU, and what it says of each
 result."""
 
+import dataclasses
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from plait.bench import figures, gpu, peers, supervise
+from plait.bench import figures, gpu, peers, supervise, tiles
 from plait.bench.case_variants import CASE_VARIANTS
 from plait.bench.cases import CASES, GROUPS, Case, draw, select
 from plait.bench.workload import Pools, Workload
@@ -57,6 +59,32 @@ def test_the_table_of_cases_is_closed():
     assert [c.name for c in select(("spec",))] == ["spec32_8_4k", "spec32_8_4k_mask"]
 
 
+def test_cases_of_tiles():
+    """What a GPU is asked for: each tile beside what its template chose, which comes first."""
+    assert tiles.parse_head_dim("192/128") == (192, 128) and tiles.parse_head_dim("64") == (64, 64)
+    for bad in ("", "64/", "1/2/3", "d64", "-64"):
+        with pytest.raises(ValueError, match="--head-dim is"):
+            tiles.parse_head_dim(bad)
+    names = ("sm80 1x64x2", "sm80 16x32x4", "sm80 16x64x3", "sm80 128x64x1", "sm80 128x64x2",
+             "sm90 64x64x2", "sm90 64x80x2", "sm90 128x128x3", "sm90 128x144x2")  # fmt: skip
+    chosen = ("sm80 16x64x3", "sm80 128x64x2", "sm90 64x80x2", "sm90 128x128x3")
+    rows = [
+        SimpleNamespace(kernel=name, tile_q=int(name[5:].split("x")[0]), chosen=name in chosen)
+        for name in names
+    ]
+    found = tiles.cases(rows, (192, 128))
+    assert [case.name for case in found] == [
+        "prefill sm80 128x64x2", "prefill sm80 128x64x1", "prefill sm90 128x128x3",
+        "prefill sm90 64x64x2", "prefill sm90 64x80x2", "prefill sm90 128x144x2",
+        "decode sm80 16x64x3", "decode sm80 1x64x2", "decode sm80 16x32x4",
+        "decode sm90 64x80x2", "decode sm90 64x64x2",
+    ]  # fmt: skip
+    for case in found:
+        assert case.kernel in case.name and (case.head_dim, case.head_dim_vo) == (192, 128)
+        assert (case.beside is None) == (case.kernel in chosen[:1] + chosen[1:2] + chosen[3:]
+                                         or case.name == "decode sm90 64x80x2")  # fmt: skip
+
+
 def test_drawn_lengths():
     assert draw("const", 3, 1024) == (1024,) * 3
     uniform, zipf = draw("uniform", 16), draw("zipf", 128, 4096)
@@ -70,6 +98,8 @@ def test_drawn_lengths():
 @pytest.mark.parametrize("variant", list(CASE_VARIANTS))
 def test_a_workload_is_right_and_its_check_bites(variant, page_size):
     case = Case("x", "prefill", (5, 1, 8), (70, 300, 33), page_size, variant, **SMALL)
+    if page_size == 1:
+        case = dataclasses.replace(case, head_dim_vo=32)
     workload = Workload(case)
     workload.compile()
     workload.lay_out(Pools("cpu", [workload]))
@@ -194,7 +224,7 @@ emit("peers", found=job["peers"], absent={})
 phase("3 modules of peers" if job["build"] else "compiling")
 if "BUILD" and job["build"]: os._exit(7)
 if job["top"] is None: emit("ceilings", top={"read": 1e12, "gemm": 1e15})
-for case in job["cases"]:
+for case in (case["name"] for case in job["cases"]):
     phase(case, case)
     if case == "DIES": os.abort()
     if case == "HANGS": time.sleep(100)
@@ -265,7 +295,7 @@ def test_the_command_says_each_case_as_it_comes(monkeypatch):
 def test_the_worker_speaks_as_the_supervisor_listens(tmp_path):
     """The real one, whose first call of CUDA fails where there is no GPU."""
     (case,) = select(("mixed",))
-    job = dict(cases=[case.name], device="cuda:99", kernel="auto", peers=["cudnn"], seconds=0.1,
+    job = dict(cases=[dataclasses.asdict(case)], device="cuda:99", kernel="auto", peers=["cudnn"], seconds=0.1,
                top=None, build=True)  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "plait.bench.worker"], input=json.dumps(job), capture_output=True,

@@ -38,8 +38,8 @@ struct AttentionConfig {
   float sm_scale = 0;                     // 0: 1 / sqrt(head_dim_qk)
   Scheduler scheduler = Scheduler::kAuto;
   std::string kernel = "auto";            // cuda: "plain", the slow, obvious kernel; "sm90a";
-                                          //   "sm80", also with a tile: "sm80 128x64x2" (query rows
-                                          //   x keys x stages).
+                                          //   "sm80"; a tile of them: "sm80 128x64x2", "sm90
+                                          //   128x144x2" (query rows x keys x stages).
                                           //   cpu: "cpu", the same as "auto"; of built-in variants
                                           //   also "cpu x86-64-v4", "cpu x86-64-v3" and "cpu
                                           //   baseline", where the machine has these instructions

@@ -65,17 +65,19 @@ struct CompiledKernel {
 std::vector<CompiledKernel> compile_shipped(const std::string& arch);
 std::vector<std::string> shipped_architectures();
 
-// The tiles of the sm80 template on an architecture, head_dim_qk = head_dim_vo = head_dim,
-// bfloat16, paged: for each tile_q x tile_kv x stages the number of warps that scores best,
-// compiled. In order of tile_q, tile_kv, stages.
+// The tiles of the sm80 template on an architecture and, on sm_90a, of the sm90 template; bfloat16,
+// paged (sm90: pages of 16), compiled. In order of tile_q, tile_kv, stages. Of sm80 the number of
+// warps that scores best; of sm90 two stages and, up to 4, the most that fit.
 struct TileRow {
-  std::string tile;  // "128x64x2", as AttentionConfig::kernel takes it behind "sm80 "
+  std::string kernel;  // "sm80 128x64x2", as AttentionConfig::kernel takes it
+  int tile_q = 0;
   int num_warps = 0, ctas_per_sm = 0, smem_bytes = 0;
-  int estimated_registers = 0;           // what the choice went by
-  int registers = 0, spill_bytes = 0;    // what the compiler took
-  double clocks_per_key = 0;             // modelled
-  bool chosen = false;                   // for bounds of tile_q packed rows, beside others or alone
+  int registers = 0;           // a thread's: sm80 what the compiler took, sm90 a consumer's share
+  int wanted_registers = 0;    // sm80: estimated, what the choice went by; sm90: O, S and P alone
+  int spill_bytes = 0;         // of the compiler
+  double clocks_per_key = 0;   // modelled; sm90: 0, it has no model
+  bool chosen = false;         // for bounds of tile_q packed rows, beside others or alone
 };
-std::vector<TileRow> tile_table(const std::string& arch, int head_dim);
+std::vector<TileRow> tile_table(const std::string& arch, int head_dim_qk, int head_dim_vo);
 
 }  // namespace plait

@@ -142,8 +142,8 @@ class Attention:
     bounds are the capacities that grid, workspace and kernels follow from. workspace may be shared;
     None makes one. sm_scale: 1 / sqrt(head_dim_qk). scheduler: "auto"; "lpt", Algorithm 1 of the
     paper; "unsplit", which cuts no request's keys. kernel: "auto"; on CUDA "plain", the slow,
-    obvious one, "sm80", also with a tile as in "sm80 128x64x2" (query rows x keys x stages), or
-    "sm90a"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
+    obvious one, "sm80" or "sm90a", also in a tile of query rows x keys x stages, "sm80 128x64x2" or
+    "sm90 128x144x2"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
     built-in variants, where the machine has these instructions.
     Raises ValueError for what no kernel takes, RuntimeError without driver, NVRTC or memory.
     Not for two threads at once: plan() and run() raise ValueError then.

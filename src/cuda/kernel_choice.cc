@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "cuda/sm90_tiles.h"
 #include "cuda/tile_choice.h"
 #include "jit/jit.h"
 #include "plait/error.h"
@@ -151,6 +152,21 @@ TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loa
 bool is_sm80(const std::string& kernel) {
   return kernel == "sm80" || kernel.rfind("sm80 ", 0) == 0;
 }
+bool is_sm90(const std::string& kernel) {
+  return kernel == "sm90a" || kernel.rfind("sm90 ", 0) == 0;
+}
+
+void check_sm90_tile(const AttentionConfig& config, const KernelConfig& kernel) {
+  check(kernel.ctas_per_sm > 0, "attention: kernel is '", config.kernel,
+        "', which with head_dim_qk ", config.head_dim_qk, " and head_dim_vo ", config.head_dim_vo,
+        " needs ", sm90_smem_bytes(kernel), " bytes of shared memory and ",
+        fragment_registers(kernel), " of ", kernel.consumer_registers,
+        " registers for O, S and P alone, more than sm_90a has; take fewer keys or stages");
+  constexpr int kMostMaskedKeys = 128;  // a thread's mask bits of a row are one word (mask_bits.h)
+  check(!config.variant.custom_mask() || kernel.tile_kv <= kMostMaskedKeys,
+        "attention: kernel is '", config.kernel, "', and variant '", config.variant.name(),
+        "' takes mask bits of at most ", kMostMaskedKeys, " keys a tile");
+}
 
 }  // namespace
 
@@ -166,21 +182,28 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
     check(sm80, "kernel 'sm80' takes bfloat16 and float16, not ", to_string(config.dtype),
           "; 'auto' and 'plain' run it");
   }
-  if (config.kernel == "sm90a") {
+  if (is_sm90(config.kernel)) {
     check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
     check(sm90, "kernel 'sm90a' takes bfloat16 and float16, not ", to_string(config.dtype),
           "; 'auto' and 'plain' run it");
   }
   const bool any = config.kernel == "auto";
-  if (config.kernel == "sm90a" || (any && arch == "90a" && sm90)) {
+  if (is_sm90(config.kernel) || (any && arch == "90a" && sm90)) {
     // Boxes of a page are whole periods of the swizzle: 8 rows.
     const Loader loader = ragged                         ? Loader::kAffine
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged
                                                          : Loader::kGather;
-    const KernelConfig kernel = sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo,
-                                            loader, decode_only(config));
-    return transforms_rows(config.variant) ? with_row_transforms(kernel) : kernel;
+    const auto of_rows = [&](bool few) {
+      const KernelConfig kernel =
+          sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader, few);
+      return transforms_rows(config.variant) ? with_row_transforms(kernel) : kernel;
+    };
+    if (config.kernel == "sm90a" || any) return of_rows(decode_only(config));
+    const Sm90Tile tile = parse_sm90_tile(config.kernel.substr(5));
+    const KernelConfig kernel = with_tile(of_rows(tile.tile_q <= 64), tile);
+    check_sm90_tile(config, kernel);
+    return kernel;
   }
   if (is_sm80(config.kernel) || (any && sm80)) {
     const TileQuery query = tile_query(config, arch, copies);

@@ -136,6 +136,19 @@ TEST(Sm90Emulated, PagesByBoxes) {
     run_sm90<with_loader(kBoth, Loader::kPaged)>(both, 2);
   }
 }
+// Tiles of other sizes, as a name may ask for: keys that are no power of two nor multiple of 32.
+constexpr KernelConfig kOdd = with_split(config_of(128, 128, 144, 2, 2));
+TEST(Sm90Emulated, TilesOf144Keys) {
+  const auto affine =
+      make_case<Bfloat16>(shape_of(kOdd, 0), {1, -1, 0}, {1, 60}, {433, 145}, 0, 50);
+  run_sm90<kOdd>(affine, 3);
+  const auto pages =
+      make_case<Bfloat16>(shape_of(kOdd, 64), {1, -1, 0}, {1, 50}, {433, 143}, 0, 51);
+  run_sm90<with_loader(kOdd, Loader::kPaged)>(pages, 2);
+  const auto gather =
+      make_case<Bfloat16>(shape_of(kOdd, 3), {1, -1, 0}, {1, 50}, {289, 144}, 0, 52);
+  run_sm90<with_loader(kOdd, Loader::kGather)>(gather, 2);
+}
 TEST(Sm90Emulated, SharedPagesThroughARowMap) {
   const auto c =
       make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 6);

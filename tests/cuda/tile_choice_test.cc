@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cuda/kernel_choice.h"
+#include "cuda/sm90_tiles.h"
 #include "cuda/tensor_maps.h"
 #include "plait/error.h"
 #include "sm80/layout.h"
@@ -253,6 +254,63 @@ TEST(KernelChoice, RefusedByName) {
   EXPECT_NE(error(c, "80").find("'sm80' takes bfloat16 and float16, not float32"),
             std::string::npos);
   EXPECT_NE(error(attention("sm90a"), "80").find("'sm90a' needs"), std::string::npos);
+  EXPECT_NE(error(attention("sm90 128x128x2"), "100").find("'sm90a' needs"), std::string::npos);
+  const auto says = [&](const std::string& kernel, const char* text, int head_dim = 128) {
+    AttentionConfig c = attention(kernel.c_str());
+    c.head_dim_qk = c.head_dim_vo = head_dim;
+    EXPECT_NE(error(c, "90a").find(text), std::string::npos) << kernel << ": " << error(c, "90a");
+  };
+  for (const char* bad : {"", "128", "128x128", "128x128x", "128x128x2 ", "96x128x2", "128x100x2",
+                          "128x0x2", "128x272x2", "128x128x1", "128x128x9", "-128x128x2"}) {
+    says(std::string("sm90 ") + bad, "a tile is written tile_q x tile_kv x stages");
+  }
+  says("sm90 128x128x4", " bytes of shared memory and 160 of 224 registers");
+  says("sm90 128x192x2", "208 of 224 registers", 64 + 64);
+  c = attention("sm90 128x144x2");
+  c.variant = causal() | custom_mask();
+  EXPECT_NE(error(c, "90a").find("mask bits of at most 128 keys"), std::string::npos);
+}
+
+// A tile by name is what the kernel is compiled for, whatever the bounds.
+TEST(KernelChoice, Sm90TilesByName) {
+  const KernelConfig large = choose_kernel(attention("sm90 128x144x2"), "90a");
+  EXPECT_EQ(to_string(tile_of(large)), "128x144x2");
+  EXPECT_EQ(large.num_consumer_warpgroups, 2);
+  ASSERT_EQ(large.num_shapes, 2);
+  EXPECT_EQ(large.shapes[1].key_split, 2);
+  const KernelConfig small = choose_kernel(attention("sm90 64x80x2"), "90a");
+  EXPECT_EQ(to_string(tile_of(small)), "64x80x2");
+  EXPECT_EQ(small.num_consumer_warpgroups, 1);
+  EXPECT_EQ(small.ctas_per_sm, 2);
+  EXPECT_EQ(choose_kernel(attention("sm90 64x80x4"), "90a").ctas_per_sm, 1);  // does not fit twice
+  AttentionConfig rope_too = attention("sm90 128x96x2");
+  rope_too.variant = rope();
+  EXPECT_GE(choose_kernel(rope_too, "90a").producer_registers, 88);
+}
+
+// Every tile of the table fits, with the registers that a CTA is given; what is chosen is in it.
+TEST(KernelChoice, Sm90TilesFit) {
+  for (const auto& [qk, vo] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {8, 40}}) {
+    for (const bool decode_only : {false, true}) {
+      const KernelConfig chosen =
+          sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, decode_only);
+      const std::vector<KernelConfig> tiles = sm90_tiles(chosen);
+      EXPECT_TRUE(std::any_of(tiles.begin(), tiles.end(),
+                              [&](const KernelConfig& c) {
+                                return to_string(tile_of(c)) == to_string(tile_of(chosen)) &&
+                                       c.ctas_per_sm == chosen.ctas_per_sm;
+                              }))
+          << qk << " " << vo;
+      for (const KernelConfig& c : tiles) {
+        EXPECT_LE(c.ctas_per_sm * (sm90_smem_bytes(c) + 1024), 228 * 1024);
+        const int warpgroups = c.num_consumer_warpgroups + 1;
+        const int registers = 65536 / (128 * warpgroups * c.ctas_per_sm) / 8 * 8;
+        EXPECT_LE(c.producer_registers + c.num_consumer_warpgroups * c.consumer_registers,
+                  warpgroups * registers);
+        EXPECT_LT(fragment_registers(c), c.consumer_registers);
+      }
+    }
+  }
 }
 
 // Eight rows at one chunk, which ldmatrix reads at a time, lie in eight groups of banks; chunks do

@@ -40,3 +40,19 @@ def test_every_sm80_tile(tile, dims):
         built = check(Case(format, variant, lengths, "bfloat16", *dims, 2, group, padding=2,
                            max_ctas=12), "cuda:0", f"sm80 {tile}")
         assert f" {tile} " in built.attention.kernel_name
+
+
+SM90_TILES = ("128x48x2", "128x80x3", "128x112x2", "128x144x2", "64x32x4", "64x80x2", "64x176x2")
+
+
+@pytest.mark.skipif(not IS_HOPPER, reason="sm90a kernels need compute capability 9.0")
+@pytest.mark.parametrize("tile", SM90_TILES)
+def test_sm90_tiles_by_name(tile):
+    """Tiles that no bounds choose, with keys that are no power of two."""
+    tile_q, tile_kv, _ = (int(n) for n in tile.split("x"))
+    keys = (tile_kv - 1, tile_kv, tile_kv + 1, 2 * tile_kv + 17)
+    lengths = ((1, 700), *((33, n) for n in keys), (0, 64), (130, 257), (2, 0), (5, 3))
+    for format, variant in (("csr_p16", "causal"), ("ragged", "window_sinks"), ("csr_p1", "causal")):
+        built = check(Case(format, variant, lengths, "bfloat16", 128, 0, 2, 4, padding=2,
+                           max_ctas=12), "cuda:0", f"sm90 {tile}")
+        assert f"{tile_q}x{tile_kv}" in built.attention.kernel_name

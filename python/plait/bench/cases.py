@@ -25,10 +25,15 @@ class Case:
     num_qo_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
+    head_dim_vo: int | None = None  # None: head_dim
     dtype: str = "bfloat16"
     kv_dtype: str | None = None  # None: dtype
     kernel: str = "auto"
     beside: str | None = None  # the case whose FLOP/s are the yardstick of this one's
+
+    def __post_init__(self):
+        if self.head_dim_vo is None:
+            object.__setattr__(self, "head_dim_vo", self.head_dim)
 
     @property
     def tokens(self):
@@ -46,7 +51,10 @@ class Case:
     def describe(self):
         """Shape and layout in words, as `plait bench --list` prints them."""
         layout = f"page {self.page_size}" if self.page_size else "ragged"
-        heads = f"{self.num_qo_heads}/{self.num_kv_heads} heads, d {self.head_dim}"
+        dims = f"{self.head_dim}"
+        if self.head_dim_vo != self.head_dim:
+            dims += f"/{self.head_dim_vo}"
+        heads = f"{self.num_qo_heads}/{self.num_kv_heads} heads, d {dims}"
         dtype = self.dtype if self.kv_dtype is None else f"{self.dtype}, {self.kv_dtype} KV"
         return f"{self._lengths()}, {self.variant}, {layout}, {heads}, {dtype}"
 

@@ -37,6 +37,8 @@ class Peer:
 
     def refusal(self, case):
         """Why the peer does not take this case; "" if it does."""
+        if case.group == "tiles":
+            return "tiles stand beside each other"
         if case.variant not in self.variants:
             return f"{case.variant} is not among {', '.join(self.variants)}"
         if case.kv_dtype is not None:

@@ -2,6 +2,7 @@
 kernel that hangs or breaks the device costs its case, not the run.
 """
 
+import dataclasses
 import json
 import queue
 import signal
@@ -9,20 +10,19 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
 
 from plait.bench.gpu import Result
 
 _WORKER = [sys.executable, "-m", "plait.bench.worker"]
 
 
-@dataclass
+@dataclasses.dataclass
 class Run:
     """What is known so far: ceilings, absent peers with the reason, and the results in order."""
 
     top: dict | None = None
-    absent: dict = field(default_factory=dict)
-    results: dict = field(default_factory=dict)
+    absent: dict = dataclasses.field(default_factory=dict)
+    results: dict = dataclasses.field(default_factory=dict)
 
 
 def measure(
@@ -41,7 +41,7 @@ def measure(
 
     while left:
         job = dict(
-            cases=[case.name for case in left],
+            cases=[dataclasses.asdict(case) for case in left],
             device=device,
             kernel=kernel,
             peers=[name for name in peers if name not in left_out],

@@ -8,7 +8,7 @@ import os
 import sys
 
 from plait.bench import gpu
-from plait.bench.cases import CASES
+from plait.bench.cases import Case
 from plait.bench.peers import load
 from plait.nvrtc import use_wheels
 
@@ -28,7 +28,11 @@ def main():
     emit("phase", text="loading peers", patience=120, case=None, peer=None)
     peers, absent = load(job.pop("peers"), job["device"])
     emit("peers", found=[peer.name for peer in peers], absent=dict(absent))
-    gpu.measure([CASES[name] for name in job.pop("cases")], emit, peers=peers, **job)
+    cases = [
+        Case(**fields | {name: tuple(fields[name]) for name in ("q_len", "kv_len")})
+        for fields in job.pop("cases")
+    ]
+    gpu.measure(cases, emit, peers=peers, **job)
 
 
 if __name__ == "__main__":

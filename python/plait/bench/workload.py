@@ -86,7 +86,8 @@ class Workload:
         self.attention = Attention(
             num_qo_heads=case.num_qo_heads,
             num_kv_heads=case.num_kv_heads,
-            head_dim=case.head_dim,
+            head_dim_qk=case.head_dim,
+            head_dim_vo=case.head_dim_vo,
             dtype=case.dtype,
             kv=PagedKv(case.page_size) if case.page_size else RaggedKv(),
             device=self.device,
@@ -109,10 +110,13 @@ class Workload:
         """Pool and shape of q, k and v."""
         case = self.case
         kv = (case.keys,) if not case.page_size else (self._num_pages(), case.page_size)
-        kv += (case.num_kv_heads, case.head_dim)
+        kv += (case.num_kv_heads,)
         kv_dtype = case.kv_dtype or case.dtype
-        q = (case.tokens, case.num_qo_heads, case.head_dim)
-        return {("q", case.dtype): q, ("k", kv_dtype): kv, ("v", kv_dtype): kv}
+        return {
+            ("q", case.dtype): (case.tokens, case.num_qo_heads, case.head_dim),
+            ("k", kv_dtype): (*kv, case.head_dim),
+            ("v", kv_dtype): (*kv, case.head_dim_vo),
+        }
 
     def lay_out(self, pools):
         """Tensors and page tables, of the same values whenever it is called; nothing runs."""
@@ -194,9 +198,8 @@ class Workload:
             heads = np.arange(kv_head * group, (kv_head + 1) * group)
             q = self._pools.host_rows(q_key, [token], case.num_qo_heads * case.head_dim)
             rows = self.slots(request) * case.num_kv_heads + kv_head
-            k, v = (
-                self._pools.host_rows(key, rows, case.head_dim)[:, None] for key in (k_key, v_key)
-            )
+            k = self._pools.host_rows(k_key, rows, case.head_dim)[:, None]
+            v = self._pools.host_rows(v_key, rows, case.head_dim_vo)[:, None]
             i = token - self.qo_indptr[request]
             check.add(
                 q.reshape(case.num_qo_heads, case.head_dim)[heads],
@@ -219,7 +222,7 @@ class Workload:
             num_qo_heads=case.num_qo_heads,
             num_kv_heads=case.num_kv_heads,
             head_dim_qk=case.head_dim,
-            head_dim_vo=case.head_dim,
+            head_dim_vo=case.head_dim_vo,
             dtype=case.dtype,
             kv_dtype=case.kv_dtype,
             **self.variant.visible,

@@ -13,8 +13,8 @@ from plait.cli.tables import JsonRows, console, print_json, print_table
 from plait.nvrtc import use_wheels
 from plait.tensors import parse_device
 
-HOST = ("plan", "balance", "overhead", "cpu", "compile", "tiles")
-Bench = Enum("Bench", {name: name for name in (*HOST, *GROUPS, "gpu")}, type=str)
+HOST = ("plan", "balance", "overhead", "cpu", "compile")
+Bench = Enum("Bench", {name: name for name in (*HOST, "tiles", *GROUPS, "gpu")}, type=str)
 # What an option has a meaning for; "cases" stands for all groups of them.
 _GOES_WITH = {
     "case": ("cases",),
@@ -22,8 +22,8 @@ _GOES_WITH = {
     "device": ("cases", "tiles"),
     "kernel": ("cases",),
     "peers": ("cases",),
-    "seconds": ("cases",),
-    "limit": ("cases",),
+    "seconds": ("cases", "tiles"),
+    "limit": ("cases", "tiles"),
     "arch": ("compile", "tiles"),
     "head_dim": ("tiles",),
 }
@@ -40,7 +40,10 @@ def bench_command(
     list_: Annotated[bool, typer.Option("--list", help="the cases, unmeasured")] = False,
     device: Annotated[str, typer.Option(help="a GPU")] = "cuda",
     kernel: Annotated[
-        str, typer.Option(help="auto, plain, sm80, sm90a; of cases that name none themselves")
+        str,
+        typer.Option(
+            help="of plait.Attention: sm80, 'sm90 128x144x2', ...; of cases that name none"
+        ),
     ] = "auto",
     peers: Annotated[
         list[str] | None,
@@ -56,7 +59,7 @@ def bench_command(
         str,
         typer.Option(help="of compile (default: 90a); of tiles: compiled for it, nothing timed"),
     ] = "",
-    head_dim: Annotated[int, typer.Option(help="of tiles")] = 128,
+    head_dim: Annotated[str, typer.Option(help="of tiles: 128, or 192/128")] = "128",
     json: Annotated[
         bool, typer.Option("--json", help="a list of case, metric, value, unit")
     ] = False,
@@ -79,7 +82,9 @@ def bench_command(
     with JsonRows() if json else _Text() as say:
         for name in names:
             if name in HOST:
-                say(None, _host(name, arch, head_dim, device))
+                say(None, _host(name, arch))
+        if "tiles" in names:
+            cases = _tiles(arch, head_dim, device, say) + cases
         if cases:
             wrong = _gpu(cases, device, kernel, peer_names, seconds, limit, say)
     if wrong:
@@ -87,13 +92,16 @@ def bench_command(
 
 
 class _Text:
-    """Says what is found as text; rows without one as tables."""
+    """Says what is found as text, where JsonRows prints rows; rows without one as tables."""
 
     def __call__(self, text, rows):
         if text is None:
             _print_figures(rows)
         else:
             console.print(text, soft_wrap=True, markup=False)
+
+    def table(self, columns, lines, rows):
+        print_table(columns, lines)
 
     def __enter__(self):
         return self
@@ -123,16 +131,29 @@ def _split(values):
     return [name for value in values or () for name in value.split(",") if name]
 
 
-def _host(name, arch, head_dim, device):
-    from plait.bench import cpu, host, tiles
+def _host(name, arch):
+    from plait.bench import cpu, host
 
-    if name in ("compile", "cpu", "tiles"):
+    if name in ("compile", "cpu"):
         use_wheels()
-    if name == "tiles":
-        return tiles.tiles(arch, head_dim) if arch else tiles.tiles(None, head_dim, device)
     if name == "compile":
         return host.compile(arch or "90a")
     return cpu.cpu() if name == "cpu" else getattr(host, name)()
+
+
+def _tiles(arch, head_dim, device, say):
+    """Says the table; returns the cases that time it, none with --arch."""
+    from plait.bench import tiles
+
+    use_wheels()
+    head_dims = tiles.parse_head_dim(head_dim)
+    timed = not arch
+    if timed:
+        _plait.describe_gpu(parse_device(device))  # says what is missing
+        arch = _plait.driver_info().gpus[parse_device(device)[1]].arch
+    table = tiles.table(arch, head_dims)
+    say.table(*tiles.lines(table, arch, head_dims), tiles.rows(table, arch, head_dims))
+    return tiles.cases(table, head_dims) if timed else []
 
 
 def _gpu(cases, device, kernel, peer_names, seconds, limit, say):

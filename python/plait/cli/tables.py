@@ -25,6 +25,9 @@ class JsonRows:
             print(self._before + json.dumps(row), end="", flush=True)
             self._before = ",\n"
 
+    def table(self, columns, lines, rows):
+        self(None, rows)
+
     def __exit__(self, kind, error, traceback):
         if self._before != "[\n":
             print("\n]", flush=True)

@@ -1,0 +1,78 @@
+#include "cuda/sm90_tiles.h"
+
+#include <cstdio>
+
+#include "plait/error.h"
+#include "sm90/smem.h"
+
+namespace plait::cuda {
+namespace {
+
+constexpr int kMostKeys = 256;  // of one wgmma
+constexpr int kMinStages = 2, kMaxStages = 8;
+constexpr int kSmemOfSm = 228 * 1024, kReservedBytes = 1024;  // reserved: of a CTA
+
+// What a thread has for addresses, states and masks at the least; with less, ptxas spills in the
+// main loop by the hundred bytes.
+constexpr int kOtherRegisters = 24;
+
+}  // namespace
+
+std::string to_string(const Sm90Tile& tile) {
+  return concat(tile.tile_q, "x", tile.tile_kv, "x", tile.num_stages);
+}
+
+Sm90Tile tile_of(const KernelConfig& sm90) {
+  return {sm90.shapes[0].tile_q, sm90.tile_kv, sm90.num_stages};
+}
+
+Sm90Tile parse_sm90_tile(const std::string& text) {
+  Sm90Tile tile{};
+  int length = 0;
+  const int fields = std::sscanf(text.c_str(), "%dx%dx%d%n", &tile.tile_q, &tile.tile_kv,
+                                 &tile.num_stages, &length);
+  check(fields == 3 && length == static_cast<int>(text.size()) &&
+            (tile.tile_q == 64 || tile.tile_q == 128) && tile.tile_kv % 16 == 0 &&
+            tile.tile_kv >= 16 && tile.tile_kv <= kMostKeys && tile.num_stages >= kMinStages &&
+            tile.num_stages <= kMaxStages,
+        "attention: kernel is 'sm90 ", text,
+        "'; a tile is written tile_q x tile_kv x stages, as in 'sm90 128x144x2': 64 or 128, then a "
+        "multiple of 16 up to ",
+        kMostKeys, ", then ", kMinStages, " to ", kMaxStages);
+  return tile;
+}
+
+int fragment_registers(const KernelConfig& c) {
+  return sm90::padded_dim(c.head_dim_vo) / 2 + c.tile_kv / 2 + c.tile_kv / 4;
+}
+
+KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
+  c.tile_kv = tile.tile_kv;
+  c.num_stages = tile.num_stages;
+  const auto fits = [&] {
+    return c.ctas_per_sm * (sm90_smem_bytes(c) + kReservedBytes) <= kSmemOfSm &&
+           fragment_registers(c) + kOtherRegisters <= c.consumer_registers;
+  };
+  if (fits()) return c;
+  if (c.ctas_per_sm > 1) {  // the small kernel with the multiprocessor to itself
+    c.ctas_per_sm = 1;
+    c.producer_registers = 96;
+    c.consumer_registers = 240;
+    if (fits()) return c;
+  }
+  c.ctas_per_sm = 0;
+  return c;
+}
+
+std::vector<KernelConfig> sm90_tiles(const KernelConfig& sm90) {
+  std::vector<KernelConfig> tiles;
+  for (int tile_kv = 32; tile_kv <= kMostKeys; tile_kv += 16) {
+    for (int stages = kMinStages; stages <= kMaxStages; ++stages) {
+      const KernelConfig c = with_tile(sm90, {sm90.shapes[0].tile_q, tile_kv, stages});
+      if (c.ctas_per_sm > 0) tiles.push_back(c);
+    }
+  }
+  return tiles;
+}
+
+}  // namespace plait::cuda
