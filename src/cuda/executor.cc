@@ -80,8 +80,8 @@ class CudaExecutor : public Executor {
     const std::size_t body_bytes = cuda::usual_body_bytes(config, target_);
     bodies_.emplace_back(device_, body_bytes);
     // Plans of a model a few steps ahead of the device, before memory must be pinned in plan().
-    constexpr std::size_t kMaxReserved = 1 << 20;
-    staging_.reserve(4, std::min(cuda::head_bytes() + body_bytes, kMaxReserved));
+    constexpr std::size_t kPlansAhead = 4, kMaxReserved = 16 << 20;
+    staging_.reserve(std::min(kPlansAhead * (cuda::head_bytes() + body_bytes), kMaxReserved));
   }
 
   ~CudaExecutor() override {

@@ -1,73 +1,98 @@
 #include "cuda/staging.h"
 
-#include <bit>
+#include <algorithm>
 
 #include "plait/error.h"
 
 namespace plait::cuda {
 namespace {
-constexpr std::size_t kMinBytes = 64 * 1024;
-}
 
-void StagingRing::reserve(int num_buffers, std::size_t bytes) {
+constexpr std::size_t kAlignment = 256, kSlabUnit = 64 * 1024;
+
+std::size_t up_to(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+void StagingRing::reserve(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  const std::size_t before = buffers_.size();
-  try {
-    for (int i = 0; i < num_buffers; ++i) add(bytes);
-  } catch (...) {
-    shrink(before);  // an owner that is being constructed will not clear()
-    throw;
+  add_slab(bytes);
+}
+
+void StagingRing::clear() {
+  for (Slab& slab : slabs_) {
+    for (const Buffer& buffer : slab.in_use) {
+      driver().EventSynchronize(buffer.done);
+      events_.push_back(buffer.done);
+    }
+    driver().MemFreeHost(slab.data);
+  }
+  slabs_.clear();
+  for (const Event event : events_) driver().EventDestroy(event);
+  events_.clear();
+}
+
+void StagingRing::add_slab(std::size_t bytes) {
+  void* data = nullptr;
+  bytes = up_to(bytes, kSlabUnit);
+  check_cuda(driver().MemHostAlloc(&data, bytes, 0),
+             concat("pinning ", bytes, " bytes of host memory").c_str());
+  slabs_.push_back({static_cast<char*>(data), bytes, {}});
+}
+
+void StagingRing::retire_finished(Slab& slab) {
+  // An event that was never recorded counts as done.
+  while (!slab.in_use.empty() && !slab.in_use.front().busy &&
+         driver().EventQuery(slab.in_use.front().done) == kSuccess) {
+    events_.push_back(slab.in_use.front().done);
+    slab.in_use.pop_front();
   }
 }
 
-void StagingRing::clear() { shrink(0); }
-
-void StagingRing::shrink(std::size_t num_buffers) {
-  while (buffers_.size() > num_buffers) {
-    Buffer* const buffer = buffers_.back();
-    driver().EventSynchronize(buffer->done);
-    driver().EventDestroy(buffer->done);
-    driver().MemFreeHost(buffer->data);
-    delete buffer;
-    buffers_.pop_back();
+StagingRing::Buffer* StagingRing::take(Slab& slab, std::size_t bytes) {
+  std::size_t begin = 0, end = slab.bytes;  // where there is room
+  if (!slab.in_use.empty()) {
+    const auto offset = [&](const Buffer& buffer) {
+      return static_cast<std::size_t>(static_cast<char*>(buffer.data) - slab.data);
+    };
+    const std::size_t oldest = offset(slab.in_use.front()), newest = offset(slab.in_use.back());
+    begin = newest + slab.in_use.back().bytes;
+    if (newest < oldest) {
+      end = oldest;
+    } else if (begin + bytes > end) {
+      begin = 0;
+      end = oldest;
+    }
   }
-}
-
-StagingRing::Buffer* StagingRing::add(std::size_t bytes) {
-  auto* buffer = new Buffer;
-  buffer->bytes = std::bit_ceil(bytes < kMinBytes ? kMinBytes : bytes);
-  if (const int error = driver().MemHostAlloc(&buffer->data, buffer->bytes, 0)) {
-    const std::size_t wanted = buffer->bytes;
-    delete buffer;
-    check_cuda(error, concat("pinning ", wanted, " bytes of host memory").c_str());
+  if (begin + bytes > end) return nullptr;
+  Buffer buffer;
+  buffer.data = slab.data + begin;
+  buffer.bytes = bytes;
+  if (events_.empty()) {
+    check_cuda(driver().EventCreate(&buffer.done, kEventDisableTiming), "cuEventCreate");
+  } else {
+    buffer.done = events_.back();
+    events_.pop_back();
   }
-  if (const int error = driver().EventCreate(&buffer->done, kEventDisableTiming)) {
-    driver().MemFreeHost(buffer->data);
-    delete buffer;
-    check_cuda(error, "cuEventCreate");
-  }
-  buffers_.push_back(buffer);
-  return buffer;
+  buffer.busy = true;
+  slab.in_use.push_back(buffer);
+  return &slab.in_use.back();
 }
 
 StagingRing::Buffer* StagingRing::acquire(std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  for (Buffer* buffer : buffers_) {
-    // An event that was never recorded counts as done.
-    if (!buffer->busy && buffer->bytes >= bytes && driver().EventQuery(buffer->done) == kSuccess) {
-      buffer->busy = true;
-      return buffer;
-    }
+  bytes = std::max(up_to(bytes, kAlignment), kAlignment);
+  for (Slab& slab : slabs_) {
+    retire_finished(slab);
+    if (Buffer* buffer = take(slab, bytes)) return buffer;
   }
-  Buffer* buffer = add(bytes);
-  buffer->busy = true;
-  return buffer;
+  add_slab(2 * bytes);
+  return take(slabs_.back(), bytes);
 }
 
 void StagingRing::release(Buffer* buffer, Stream stream) {
   const std::lock_guard lock(mutex_);
   const int error = driver().EventRecord(buffer->done, stream);
-  // Without the event nobody could know when the device is done: the buffer stays out of use.
+  // Without the event nobody could know when the device is done: the slice stays out of use.
   if (error != kSuccess) check_cuda(error, "cuEventRecord");
   buffer->busy = false;
 }

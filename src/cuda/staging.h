@@ -1,7 +1,10 @@
-// Pinned host memory between the host and kernels that read it: a ring that grows and never waits.
-// A buffer is used again when the work that read it is known to be done.
+// Pinned host memory between the host and kernels that read it: rings of slices that grow and never
+// wait. A slice is used again when the work that read it is known to be done. Pinning is slow
+// (about half a millisecond a megabyte), so a slab serves several slices of whatever size.
 #pragma once
 #include <cstddef>
+#include <deque>
+#include <list>
 #include <mutex>
 #include <vector>
 
@@ -11,13 +14,13 @@ namespace plait::cuda {
 
 class StagingRing {
  public:
-  // Makes `num_buffers` of `bytes` each ahead of time, or none: pinning memory is slow.
-  void reserve(int num_buffers, std::size_t bytes);
+  // Pins `bytes` ahead of time; nothing if it throws.
+  void reserve(std::size_t bytes);
   // Waits for the device, and frees. The context is current; without a driver any more, nothing.
   void clear();
 
   struct Buffer {
-    void* data = nullptr;  // 16-byte aligned; readable by the device under the same address
+    void* data = nullptr;  // 256-byte aligned; readable by the device under the same address
     std::size_t bytes = 0;
     Event done = nullptr;
     bool busy = false;  // handed out, `done` not recorded yet
@@ -31,10 +34,19 @@ class StagingRing {
   void release_unused(Buffer* buffer);
 
  private:
-  Buffer* add(std::size_t bytes);
-  void shrink(std::size_t num_buffers);  // frees the last ones
+  struct Slab {
+    char* data;
+    std::size_t bytes;
+    std::deque<Buffer> in_use;  // oldest first, each behind the one before or at 0
+  };
+  void add_slab(std::size_t bytes);
+  void retire_finished(Slab& slab);
+  // Null if the slab has no such room between its newest and its oldest slice.
+  Buffer* take(Slab& slab, std::size_t bytes);
+
   std::mutex mutex_;
-  std::vector<Buffer*> buffers_;
+  std::list<Slab> slabs_;
+  std::vector<Event> events_;  // of slices that are done
 };
 
 }  // namespace plait::cuda
