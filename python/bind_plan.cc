@@ -140,6 +140,7 @@ Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr
   target.merge_us = nb::cast<float>(target_options["merge_us"]);
   target.max_partial_rows = nb::cast<int>(target_options["max_partial_rows"]);
   target.min_split_keys = nb::cast<int>(target_options["min_split_keys"]);
+  target.cache_keys = nb::cast<long long>(target_options["cache_keys"]);
   nb::list shapes = nb::cast<nb::list>(target_options["shapes"]);
   target.num_shapes = int(shapes.size());
   for (int i = 0; i < target.num_shapes; ++i) {
@@ -173,6 +174,7 @@ nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_k
   target["num_kv_heads"] = num_kv_heads;
   target["merge_us"] = cost.merge_us;
   target["min_split_keys"] = cost.min_split_keys;
+  target["cache_keys"] = cuda::kCacheBytes / (2 * (128 + 128));  // 16-bit, head_dim 128
   target["max_partial_rows"] =
       std::min(2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end()), 1LL * INT_MAX);
   target["shapes"] = shapes;

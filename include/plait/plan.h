@@ -37,6 +37,7 @@ struct PlanTarget {
   float merge_us = 0;           // modelled cost of one partial tile: writing, arriving, merging
   int max_partial_rows = 0;     // capacity of the workspace
   int min_split_keys = 0;       // no piece of a row's keys is shorter, but where a head ends
+  long long cache_keys = 0;     // keys of one kv head that the last cache holds; 0: all there are
 };
 
 enum class Scheduler {

@@ -193,6 +193,7 @@ def make_plan(
     merge_us=None,
     max_partial_rows=None,
     min_split_keys=None,
+    cache_keys=None,
     variant=None,
     scheduler="auto",
     kv=None,
@@ -205,7 +206,8 @@ def make_plan(
     (RaggedKv; with levels= a ComposedKv of it). The target: num_ctas CTAs, keys cut at multiples of
     tile_kv, one shape for each tile_q (descending; packed rows), with the modelled cost of a tile
     fixed_us + us_per_key * keys (defaults: those shipped for sm90), room for max_partial_rows
-    (default: 2 * num_ctas * tile_q). Raises ValueError as Attention.plan does.
+    (default: 2 * num_ctas * tile_q), a last cache that holds cache_keys keys of one kv head
+    (0: all there are). Raises ValueError as Attention.plan does.
     """
     qo_indptr = np.asarray(qo_indptr)
     if qo_indptr.ndim != 1 or not len(qo_indptr) or qo_indptr.dtype.kind not in "iu":
@@ -246,7 +248,7 @@ def make_plan(
     if merge_us is not None:
         target["merge_us"] = number(where, "merge_us", merge_us, 0, _MOST_US)
     for name, value in dict(
-        max_partial_rows=max_partial_rows, min_split_keys=min_split_keys
+        max_partial_rows=max_partial_rows, min_split_keys=min_split_keys, cache_keys=cache_keys
     ).items():
         if value is not None:
             target[name] = integer(where, name, value, 0)

@@ -3,6 +3,7 @@
 // never measured at run time.
 #pragma once
 #include "host_device/config.h"
+#include "host_device/convert.h"
 #include "plait/plan.h"
 
 namespace plait::cuda {
@@ -38,6 +39,12 @@ inline KernelCost sm80_cost(const KernelConfig& config) {
     cost.fixed_us[i] = config.shapes[i].tile_q > 32 ? 5.0f : 2.0f;
   }
   return cost;
+}
+
+// Keys and values that stay in L2 while many tiles read them.
+inline constexpr long long kCacheBytes = 16 << 20;
+inline long long cache_keys(const KernelConfig& config) {
+  return kCacheBytes / (bytes_of(config.dtype_kv) * (config.head_dim_qk + config.head_dim_vo));
 }
 
 inline KernelCost cost_of(const KernelConfig& config) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "plait/error.h"
 #include "scheduler/scheduler.h"
 
 namespace plait::scheduler {
@@ -139,6 +140,33 @@ class LeastLoaded {
   int num_used_ = 0;
 };
 
+// Where the keys of every tile lie in the list of all keys: blocks with the most keys first, since
+// the shortest items are best dealt last.
+void find_key_places(const std::vector<RowTile>& tiles, int num_heads, Scratch& scratch) {
+  std::vector<KeyPlace>& places = scratch.key_places;
+  std::vector<std::uint64_t>& blocks = scratch.keys;  // sorted: most keys first, then by first tile
+  places.assign(tiles.size(), {0, 0});
+  blocks.clear();
+  for (size_t i = 0, end; i < tiles.size(); i = end) {
+    int keys = 0;
+    for (end = i; end < tiles.size() && tiles[end].row_block == tiles[i].row_block; ++end) {
+      keys = std::max(keys, tiles[end].kv_end);
+    }
+    places[i].keys = keys;
+    blocks.push_back(static_cast<std::uint64_t>(~static_cast<unsigned>(keys)) << 32 | i);
+  }
+  std::sort(blocks.begin(), blocks.end());
+  i64 first = 0;
+  for (const std::uint64_t block : blocks) {
+    const size_t begin = block & 0xffffffffu;
+    const KeyPlace place{first, places[begin].keys};
+    for (size_t i = begin; i < tiles.size() && tiles[i].row_block == tiles[begin].row_block; ++i) {
+      places[i] = place;
+    }
+    first += i64{num_heads} * place.keys;
+  }
+}
+
 }  // namespace
 
 int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model) {
@@ -153,7 +181,8 @@ int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model)
 }
 
 bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model, int chunk,
-                       bool equalised, int max_partial_rows, Scratch& scratch, Cuts& cuts) {
+                       bool equalised, bool keys_are_shared, int max_partial_rows, Scratch& scratch,
+                       Cuts& cuts) {
   const int num_heads = model.rules.num_kv_heads;
   const int heads = heads_per_item(tiles.size(), model);
   const auto chunks_of = [&](const RowTile& tile) {
@@ -169,17 +198,30 @@ bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model
     return false;
   }
 
+  const bool by_cache = keys_are_shared && model.cache_keys > 0;
+  if (by_cache) find_key_places(tiles, num_heads, scratch);
+
   cuts.items.clear();
-  scratch.keys.clear();  // sorted: longest first, then by index
+  scratch.keys.clear();  // sorted: by cacheful, longest first, then by index
+  constexpr int kIndexBits = 28, kCostBits = 26, kCachefulBits = 64 - kIndexBits - kCostBits;
+  constexpr std::uint64_t kMaxIndex = (std::uint64_t{1} << kIndexBits) - 1,
+                          kMaxCost = (std::uint64_t{1} << kCostBits) - 1;
   i64 longest_ps = 1;
   for (const RowTile& tile : tiles) longest_ps = std::max(longest_ps, heads * tile.head_ps);
-  constexpr std::uint64_t kMaxCost = 0x7fffffffu;
-  int shift = 0;  // of costs, to 31 bits
+  int shift = 0;  // of costs, to kCostBits
   longest_ps += model.rules.merge_ps * heads;
   while (longest_ps >> shift > static_cast<i64>(kMaxCost)) ++shift;
   const auto add = [&](const RowTile& tile, int head, int n, int begin, int end, bool partial,
                        i64 cost_ps) {
-    scratch.keys.push_back((kMaxCost - static_cast<std::uint64_t>(cost_ps >> shift)) << 32 |
+    i64 cacheful = 0;
+    if (by_cache) {
+      const KeyPlace& place = scratch.key_places[&tile - tiles.data()];
+      cacheful = std::min((place.first + i64{head} * place.keys) / model.cache_keys,
+                          (i64{1} << kCachefulBits) - 1);
+    }
+    check(cuts.items.size() <= kMaxIndex, "plan: a batch of more than ", kMaxIndex, " work items");
+    scratch.keys.push_back(static_cast<std::uint64_t>(cacheful) << (kIndexBits + kCostBits) |
+                           (kMaxCost - static_cast<std::uint64_t>(cost_ps >> shift)) << kIndexBits |
                            cuts.items.size());
     cuts.items.push_back(make_item(tile, head, n, begin, end, partial));
   };
@@ -204,15 +246,16 @@ bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model
   std::sort(scratch.keys.begin(), scratch.keys.end());
 
   // Loads of all items together fit the bits that the index of a CTA leaves.
-  const int load_bits = 31 + static_cast<int>(std::bit_width(scratch.keys.size()));
+  const int load_bits = kCostBits + static_cast<int>(std::bit_width(scratch.keys.size()));
   const int load_shift = std::max(0, load_bits + kCtaBits - 64);
   LeastLoaded ctas(scratch.tree, model.num_ctas);
   cuts.cta.resize(cuts.items.size());
   cuts.order.resize(cuts.items.size());
   for (size_t i = 0; i < scratch.keys.size(); ++i) {
-    const int item = static_cast<int>(scratch.keys[i] & 0xffffffffu);
+    const int item = static_cast<int>(scratch.keys[i] & kMaxIndex);
     cuts.order[i] = item;
-    cuts.cta[item] = ctas.give((kMaxCost - (scratch.keys[i] >> 32)) >> load_shift);
+    cuts.cta[item] =
+        ctas.give((kMaxCost - (scratch.keys[i] >> kIndexBits & kMaxCost)) >> load_shift);
   }
   return true;
 }

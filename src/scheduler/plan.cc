@@ -179,6 +179,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
       scheduler::cut_equal_shares(tiles, model, cuts);
     } else {
       candidate.fits = scheduler::cut_longest_first(tiles, model, recipe.chunk, recipe.equalised,
+                                                    workload.keys_are_shared,
                                                     target.max_partial_rows, scratch, cuts);
     }
     if (candidate.fits) {

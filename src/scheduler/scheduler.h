@@ -22,6 +22,7 @@ struct CostModel {
   ShapeCost shapes[2];
   int tile_q[2];
   int num_shapes, group_size, num_ctas;
+  i64 cache_keys;
 };
 CostModel cost_model(const PlanTarget& target);  // throws ArgumentError on a target that is no GPU
 
@@ -33,10 +34,18 @@ struct Cuts {
   int num_partial_rows = 0;
 };
 
+// A tile's row block in the list of all keys, block after block, head after head, in which they
+// are gone through where they do not fit the cache together.
+struct KeyPlace {
+  i64 first;  // of the block's head 0
+  int keys;   // of a head
+};
+
 // Memory of the planner, used again from plan to plan.
 struct Scratch {
   std::vector<RowTile> tiles;
   std::vector<RowTile> joined_tiles;
+  std::vector<KeyPlace> key_places;
   std::vector<int> token_mark, token_sources;
   Cuts trial, best;
   std::vector<i64> load;
@@ -53,10 +62,13 @@ void make_row_tiles(const BsrView& view, const Visibility& visible, const CostMo
 // Equal shares: the list cut into num_ctas contiguous runs of about equal cost.
 void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts);
 
-// Chunks of `chunk` keys (0: unsplit), longest first onto the least loaded CTA, ties by index.
+// Chunks of `chunk` keys (0: unsplit), longest first onto the least loaded CTA, ties by index;
+// where several tiles read the same keys (`keys_are_shared`), for one cacheful of keys after the
+// other, so that each is fetched from memory once.
 // False, with only cuts.num_partial_rows set, if they need more than `max_partial_rows`.
 bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model, int chunk,
-                       bool equalised, int max_partial_rows, Scratch& scratch, Cuts& cuts);
+                       bool equalised, bool keys_are_shared, int max_partial_rows, Scratch& scratch,
+                       Cuts& cuts);
 // The chunk of Algorithm 1: keys of the whole list / number of CTAs.
 int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model);
 

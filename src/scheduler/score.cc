@@ -33,6 +33,7 @@ CostModel cost_model(const PlanTarget& target) {
   model.num_shapes = target.num_shapes;
   model.group_size = target.group_size;
   model.num_ctas = target.num_ctas;
+  model.cache_keys = target.cache_keys;
   return model;
 }
 

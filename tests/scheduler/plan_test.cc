@@ -168,6 +168,32 @@ TEST(Plan, BalanceWithinTheWorkspace) {
   }
 }
 
+TEST(Plan, SharedKeysGoCachefulByCacheful) {
+  const BsrView view = flat_view({2048, 4096, 1024}, {2048, 4096, 1024});
+  PlanTarget target = hopper(132);
+  for (const long long cache_keys : {0, 8192, 32768}) {
+    target.cache_keys = cache_keys;
+    const Plan plan = make_plan(view, {.causal = 1}, target);
+    check_plan(view, {.causal = 1}, target, plan);
+    EXPECT_EQ(plan.candidates[plan.chosen].name, "unsplit");
+    EXPECT_LE(plan.balance(), 1.03f) << cache_keys;
+    // Keys of the blocks with more keys come first: where an item's keys lie among all.
+    const long long first[] = {8 * 4096, 0, 8 * (4096 + 2048)}, keys[] = {2048, 4096, 1024};
+    int steps_back = 0;
+    for (int cta = 0; cta < plan.num_ctas; ++cta) {
+      long long before = 0;
+      for (int i = plan.cta_item_indptr[cta]; i < plan.cta_item_indptr[cta + 1]; ++i) {
+        const WorkItem& item = plan.items[i];
+        const long long place = first[item.row_block] + item.kv_head_begin * keys[item.row_block];
+        const long long cacheful = cache_keys > 0 ? place / cache_keys : place / 8192;
+        steps_back += cacheful < before;
+        before = cacheful;
+      }
+    }
+    EXPECT_EQ(steps_back > 0, cache_keys == 0) << cache_keys;
+  }
+}
+
 TEST(Plan, UnsplitCutsNoKeys) {
   PlanTarget target = hopper(132);
   target.max_partial_rows = 0;

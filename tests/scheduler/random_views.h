@@ -128,6 +128,7 @@ inline PlanTarget random_target(Random& random, const BsrView& view) {
   }
   target.merge_us = 0.1f * static_cast<float>(random() % 20);
   target.min_split_keys = pick(random, {0, 1, 64, 100, 256});
+  target.cache_keys = pick(random, {0, 1, 300, 5000, 1 << 20});
   // Flat formats: two partial tiles a CTA; each further level may leave one state of every row.
   const int all_rows =
       static_cast<int>(view.token_position.size()) * target.group_size * target.num_kv_heads;
