@@ -49,7 +49,8 @@ int sm90_tile_kv(int panels_qk, int panels_vo, bool decode_only) {
 }  // namespace
 
 KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
-                         bool decode_only) {
+                         long long max_rows) {
+  const bool decode_only = max_rows <= 64;
   KernelConfig config{
       .dtype_q = dtype,
       .dtype_kv = dtype,
@@ -120,12 +121,12 @@ bool transforms_rows(const Variant& variant) {
   return false;
 }
 
-// Whether every row block of these bounds fits one tile of the small kernel. A level of a composed
-// format collects the queries of many requests, so none of those.
-bool decode_only(const AttentionConfig& config) {
-  const int group_size = config.num_qo_heads / config.num_kv_heads;
-  return config.kv.num_levels == 1 &&
-         static_cast<long long>(config.bounds.longest_q()) * group_size <= 64;
+// The packed rows of the largest row block of these bounds. A level of a composed format collects
+// the queries of many requests.
+long long max_rows(const AttentionConfig& config) {
+  const Bounds& b = config.bounds;
+  const long long group_size = config.num_qo_heads / config.num_kv_heads;
+  return group_size * (config.kv.num_levels == 1 ? b.longest_q() : b.query_tokens);
 }
 
 TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loader loader) {
@@ -194,14 +195,14 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
     const Loader loader = ragged                         ? Loader::kAffine
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged
                                                          : Loader::kGather;
-    const auto of_rows = [&](bool few) {
+    const auto of_rows = [&](long long rows) {
       const KernelConfig kernel =
-          sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader, few);
+          sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader, rows);
       return transforms_rows(config.variant) ? with_row_transforms(kernel) : kernel;
     };
-    if (config.kernel == "sm90a" || any) return of_rows(decode_only(config));
+    if (config.kernel == "sm90a" || any) return of_rows(max_rows(config));
     const Sm90Tile tile = parse_sm90_tile(config.kernel.substr(5));
-    const KernelConfig kernel = with_tile(of_rows(tile.tile_q <= 64), tile);
+    const KernelConfig kernel = with_tile(of_rows(tile.tile_q), tile);
     check_sm90_tile(config, kernel);
     return kernel;
   }

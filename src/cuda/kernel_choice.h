@@ -16,12 +16,12 @@ bool sm80_takes(Dtype dtype);
 
 // Whether kernels/sm90/attention.cuh takes it; sm90_config requires it.
 bool sm90_takes(Dtype dtype);
-// decode_only: no row block has more than 64 packed rows; a small kernel, two CTAs a
+// max_rows: packed rows of the largest row block. Up to 64 take a small kernel, two CTAs a
 // multiprocessor.
+KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
+                         long long max_rows);
 // The same with more registers for the producer, which row transforms run in.
 KernelConfig with_row_transforms(KernelConfig sm90);
-KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
-                         bool decode_only);
 
 // The kernel of an Attention on a GPU of architecture `arch`. Throws ArgumentError where
 // config.kernel asks for one that cannot run it.

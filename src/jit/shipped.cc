@@ -48,17 +48,17 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
   kernels.push_back(assemble_utility("pack_mask", std::nullopt, "PackMaskCall", kUtilityThreads));
   kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", kUtilityThreads));
   if (arch != "90a") return kernels;
-  for (const bool decode_only : {false, true}) {
+  for (const int max_rows : {16, 128}) {
     for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
       for (const Variant& variant : variants) {
         for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
-          const KernelConfig config = cuda::sm90_config(dtype, 128, 128, loader, decode_only);
+          const KernelConfig config = cuda::sm90_config(dtype, 128, 128, loader, max_rows);
           kernels.push_back(assemble_attention(config, variant));
         }
       }
       for (const auto& [head_dim_qk, head_dim_vo] : {std::pair{64, 64}, {192, 128}, {256, 256}}) {
         const KernelConfig config =
-            cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, loader, decode_only);
+            cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, loader, max_rows);
         kernels.push_back(assemble_attention(config, full()));
       }
     }

@@ -212,10 +212,10 @@ TEST(KernelChoice, Sm90LoaderByFormat) {
 }
 
 TEST(KernelChoice, Sm90FitsAMultiprocessorWithEveryHeadDim) {
-  for (const bool decode_only : {false, true}) {
+  for (const int max_rows : {16, 32, 64, 65}) {
     for (int qk = 8; qk <= 256; qk += 8) {
       for (int vo = 8; vo <= 256; vo += 8) {
-        const KernelConfig c = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, decode_only);
+        const KernelConfig c = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, max_rows);
         EXPECT_GE(c.num_stages, 2) << qk << " " << vo;
         EXPECT_LE(c.ctas_per_sm * (sm90_smem_bytes(c) + 1024), 228 * 1024) << qk << " " << vo;
       }
@@ -291,9 +291,8 @@ TEST(KernelChoice, Sm90TilesByName) {
 // Every tile of the table fits, with the registers that a CTA is given; what is chosen is in it.
 TEST(KernelChoice, Sm90TilesFit) {
   for (const auto& [qk, vo] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {8, 40}}) {
-    for (const bool decode_only : {false, true}) {
-      const KernelConfig chosen =
-          sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, decode_only);
+    for (const int max_rows : {64, 128}) {
+      const KernelConfig chosen = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, max_rows);
       const std::vector<KernelConfig> tiles = sm90_tiles(chosen);
       EXPECT_TRUE(std::any_of(tiles.begin(), tiles.end(),
                               [&](const KernelConfig& c) {

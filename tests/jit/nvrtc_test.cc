@@ -262,9 +262,9 @@ TEST_P(NvrtcVariant, CompilesWithoutSpills) {
 #endif
   std::vector<KernelConfig> configs{cuda::plain_config(Dtype::kFloat16, 128, 128, Loader::kGather),
                                     cuda::plain_config(Dtype::kBfloat16, 40, 40, Loader::kAffine)};
-  for (const bool decode_only : {false, true}) {
+  for (const int max_rows : {64, 128}) {
     for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
-      const KernelConfig sm90 = cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, decode_only);
+      const KernelConfig sm90 = cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows);
       configs.push_back(GetParam().transforms_rows ? cuda::with_row_transforms(sm90) : sm90);
     }
   }
@@ -289,7 +289,7 @@ TEST_F(Nvrtc, ALargeSm90TileCompilesWithoutSpills) {
   GTEST_SKIP() << "says nothing about host code; the plain build compiles them";
 #endif
   const KernelConfig config =
-      cuda::with_tile(cuda::sm90_config(Dtype::kBfloat16, 128, 128, Loader::kPaged, false),
+      cuda::with_tile(cuda::sm90_config(Dtype::kBfloat16, 128, 128, Loader::kPaged, 128),
                       cuda::parse_sm90_tile("128x144x2"));
   const KernelSource source = assemble_attention(config, full());
   EXPECT_EQ(compile_cubin_uncached(source, "90a").resources.spill_bytes, 0) << source.name;
