@@ -16,15 +16,16 @@ _EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 class RowCheck:
     """Collects rows; then `error` and `allowed` of (out, lse), and `worst`: > 1 if one is off."""
 
-    def __init__(self, dtype):
-        self._dtype = dtype
+    def __init__(self, dtype, kv_dtype=None):
+        self._dtype, self._kv_dtype = dtype, kv_dtype or dtype
         self._errors, self._plain_errors = [], []
         self._largest = np.zeros(2)
 
     def add(self, q, k, v, out, lse, **options):
         """One row, as stored: q [num_qo_heads, d], its request's keys k, v [keys, num_kv_heads, d],
         result out [num_qo_heads, d] and lse [num_qo_heads]. options: of reference.attention."""
-        inputs = [reference.from_storage(x, self._dtype) for x in (q[None], k, v)]
+        inputs = [reference.from_storage(q[None], self._dtype)]
+        inputs += [reference.from_storage(x, self._kv_dtype) for x in (k, v)]
         exact = reference.attention(*inputs, **options)
         plain = reference.attention(
             *inputs, **options, real=np.float32, stored=lambda x: reference.rounded(x, self._dtype)

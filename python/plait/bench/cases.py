@@ -137,7 +137,10 @@ def _variants():
     for variant in ("window1k", "alibi", "custom_alibi", "soft_cap", "custom_soft_cap", "rope"):
         yield replace(prefill, name=f"p4_4k_{variant}", variant=variant)
     yield replace(decode, name="d64_4k_rope", variant="rope")
-    yield replace(decode, name="d64_4k_fp8", kv_dtype="float8_e4m3fn")
+    fp8 = dict(kv_dtype="float8_e4m3fn")
+    yield replace(decode, name="d64_4k_fp8", **fp8)
+    yield replace(decode, name="d64_4k_fp8_page1", page_size=1, **fp8)
+    yield replace(prefill, name="p4_4k_fp8", **fp8)
 
 
 def _sm80():

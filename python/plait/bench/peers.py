@@ -13,10 +13,12 @@ class Differs(Exception):
     """The peer's output is not ours: one of the two is wrong."""
 
 
-def _torch(array):
+def _torch(array, fp8=None):
+    """fp8: the name of a dtype that array has the bits of."""
     import torch
 
-    return torch.from_dlpack(array)
+    tensor = torch.from_dlpack(array)
+    return tensor if fp8 is None else tensor.view(getattr(torch, fp8))
 
 
 def _int32(values, device):
@@ -30,6 +32,7 @@ class Peer:
 
     name = ""
     variants = ("causal", "full")
+    fp8_kv = False  # whether it takes K and V in fp8 beside q in 16 bits
     compiles = False  # something at first use that is worth doing side by side
 
     def __init__(self, device):
@@ -41,8 +44,8 @@ class Peer:
             return "tiles stand beside each other"
         if case.variant not in self.variants:
             return f"{case.variant} is not among {', '.join(self.variants)}"
-        if case.kv_dtype is not None:
-            return "KV in another dtype than q is not compared"
+        if case.kv_dtype is not None and not self.fp8_kv:
+            return "it takes K and V of q's dtype"
         return ""
 
     def module(self, case):
@@ -88,7 +91,7 @@ class _FlashInfer(Peer):
         self._memory = torch.zeros(512 << 20, dtype=torch.uint8, device=device)
 
     def module(self, case):
-        return (case.head_dim, case.dtype)
+        return (case.head_dim, case.dtype, case.kv_dtype)
 
     def _heads(self, case):
         return case.num_qo_heads, case.num_kv_heads, case.head_dim
@@ -100,7 +103,8 @@ class _FlashInfer(Peer):
 
     def _data(self, w):
         """q, (k, v), an out of its own, and the dtype arguments of plan()."""
-        q, k, v = (_torch(x) for x in (w.q, *w.cache))
+        q = _torch(w.q)
+        k, v = (_torch(x, w.case.kv_dtype) for x in w.cache)
         return q, (k, v), q.new_empty(q.shape), dict(q_data_type=q.dtype, kv_data_type=k.dtype)
 
 
@@ -143,6 +147,7 @@ class FlashInferFa3(_FlashInferPrefill):
 
 class FlashInferFa2(_FlashInferPrefill):
     name, backend = "flashinfer-fa2", "fa2"
+    fp8_kv = True
     variants = ("causal", "full", "draft_mask")
 
     def work(self, w):
@@ -155,7 +160,10 @@ class FlashInferFa2(_FlashInferPrefill):
 def _flashinfer_decode(peer, w, use_tensor_cores):
     q, kv, out, dtypes = peer._data(w)
     wrapper = peer._library.BatchDecodeWithPagedKVCacheWrapper(
-        peer._memory, "NHD", use_tensor_cores=use_tensor_cores
+        peer._memory,
+        "NHD",
+        use_tensor_cores=use_tensor_cores,
+        backend="fa2" if use_tensor_cores else "auto",
     )
     wrapper.plan(*peer._pages(w), *peer._heads(w.case), w.case.page_size, **dtypes)
     return lambda: wrapper.run(q, kv, out=out)
@@ -163,6 +171,7 @@ def _flashinfer_decode(peer, w, use_tensor_cores):
 
 class FlashInferDecode(_FlashInfer):
     name = "flashinfer-decode"
+    fp8_kv = True
     variants = ("causal",)
 
     def refusal(self, case):

@@ -56,7 +56,8 @@ class Pools:
         bank = self._bank(key)
         if self._device == "cpu":
             return np.resize(bank, count)
-        array = DeviceArray((count,), key[1], self._device)
+        dtype = "uint8" if key[1].startswith("float8") else key[1]  # its bits
+        array = DeviceArray((count,), dtype, self._device)
         for begin in range(0, count, _PERIOD):
             part = min(_PERIOD, count - begin)
             array.rows(begin, begin + part).copy_from(bank[:part], None)
@@ -185,7 +186,8 @@ class Workload:
 
     def check(self):
         """Sampled (token, kv head) against the float64 reference: "" or what is off."""
-        case, check, seen = self.case, RowCheck(self.case.dtype), 0
+        case, seen = self.case, 0
+        check = RowCheck(case.dtype, case.kv_dtype)
         rng = np.random.default_rng(2)
         group = case.num_qo_heads // case.num_kv_heads
         q_key, k_key, v_key = self._keys
