@@ -1,7 +1,8 @@
 // Writes new tokens' K and V into a paged or ragged cache, by slot or by batch index and position.
-// A copy of rows: one warp takes a row of K or V of one (token, head), in units of 16 bytes where
-// pointers and strides allow it, else element by element.
+// One warp takes a row of K or V of one (token, head). A copy goes in units of 16 bytes where
+// pointers and strides allow it, else element by element; values for an fp8 cache are rounded.
 #pragma once
+#include "host_device/convert.h"
 #include "host_device/kv_address.h"
 #include "host_device/utility_calls.h"
 
@@ -52,6 +53,26 @@ PLAIT_DEVICE void copy_row(char* to, const char* from, int bytes, int unit, int 
   }
 }
 
+template <class To, class From>
+PLAIT_DEVICE void quantise_row(char* to, const char* from, int dim, float scale, int lane) {
+#pragma unroll 2
+  for (int i = lane; i < dim; i += 32) {
+    reinterpret_cast<To*>(to)[i] =
+        from_float<To>(to_float(reinterpret_cast<const From*>(from)[i]) / scale);
+  }
+}
+template <class To>
+PLAIT_DEVICE void quantise_row(char* to, const char* from, Dtype dtype_from, int dim, float scale,
+                               int lane) {
+  if (dtype_from == Dtype::kFloat32) {
+    quantise_row<To, float>(to, from, dim, scale, lane);
+  } else if (dtype_from == Dtype::kBfloat16) {
+    quantise_row<To, Bfloat16>(to, from, dim, scale, lane);
+  } else {
+    quantise_row<To, Float16>(to, from, dim, scale, lane);
+  }
+}
+
 // Any grid of whole warps.
 PLAIT_DEVICE void append_kv(const AppendKvCall& call) {
   const int lane = threadIdx.x % 32;
@@ -67,10 +88,19 @@ PLAIT_DEVICE void append_kv(const AppendKvCall& call) {
     if (slot.block < 0) continue;
     const RowStrides& from = is_key ? call.k_new_stride : call.v_new_stride;
     const KvStrides& to = is_key ? call.k_stride : call.v_stride;
-    copy_row((is_key ? call.k_cache : call.v_cache) + key_offset(to, slot, head, call.affine != 0),
-             (is_key ? call.k_new : call.v_new) + token * from.token + head * from.head,
-             is_key ? call.k_row_bytes : call.v_row_bytes, is_key ? call.k_unit : call.v_unit,
-             lane);
+    char* const row_to =
+        (is_key ? call.k_cache : call.v_cache) + key_offset(to, slot, head, call.affine != 0);
+    const char* const row_from =
+        (is_key ? call.k_new : call.v_new) + token * from.token + head * from.head;
+    const int bytes = is_key ? call.k_row_bytes : call.v_row_bytes;
+    const float scale = is_key ? call.k_scale : call.v_scale;
+    if (call.dtype_new == call.dtype_cache) {
+      copy_row(row_to, row_from, bytes, is_key ? call.k_unit : call.v_unit, lane);
+    } else if (call.dtype_cache == Dtype::kE4m3) {
+      quantise_row<E4m3>(row_to, row_from, call.dtype_new, bytes, scale, lane);
+    } else {
+      quantise_row<E5m2>(row_to, row_from, call.dtype_new, bytes, scale, lane);
+    }
   }
 }
 

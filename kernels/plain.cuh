@@ -9,6 +9,7 @@
 #include "host_device/kv_address.h"
 #include "host_device/mask_bits.h"
 #include "host_device/row.h"
+#include "host_device/scales.h"
 #include "host_device/softmax_state.h"
 #include "host_device/variant.h"
 #include "host_device/visibility.h"
@@ -113,9 +114,11 @@ PLAIT_DEVICE void load_kv(typename Tile<kConfig>::Smem& smem, const VariantCall<
     const RowContext context{request, block.kv_pos_begin + first + j, kv_head};
     Row<FloatRow, kDim, 32> x{{to}, lane, 0xffffffffu};
     if constexpr (kIsKey && VariantTraits<V>::kHasKeyTransform) {
+      dequantise<kConfig.dtype_kv>(x, params.k_scale);
       V::key_transform(call.variant, context, x);
     }
     if constexpr (!kIsKey && VariantTraits<V>::kHasValueTransform) {
+      dequantise<kConfig.dtype_kv>(x, params.v_scale);
       V::value_transform(call.variant, context, x);
     }
   }
@@ -140,7 +143,7 @@ PLAIT_DEVICE float finish_logit(const typename Tile<kConfig>::Smem& smem,
   if constexpr (Traits::kHasLogitsMask) {
     if (!V::logits_mask(call.variant, context)) return kHidden;
   }
-  float logit = dot * params.sm_scale;
+  float logit = dot * logit_scale<V>(params);
   if constexpr (Traits::kHasLogitsTransform) {
     logit = V::logits_transform(call.variant, context, logit);
   }

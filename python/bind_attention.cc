@@ -12,10 +12,12 @@ namespace {
 
 // Outputs are given; Python allocates them in the caller's framework.
 void run(Attention& attention, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-         nb::handle lse, float sm_scale, nb::handle stream, nb::handle variant_args) {
+         nb::handle lse, float sm_scale, float k_scale, float v_scale, nb::handle stream,
+         nb::handle variant_args) {
   TensorArg q_arg(q, "q"), k_arg(k, "k"), v_arg(v, "v");
   TensorArg out_arg(out, "out", true), lse_arg(lse, "lse", true);
-  RunArgs args{q_arg.view, k_arg.view, v_arg.view, out_arg.view, lse_arg.view, sm_scale, {}};
+  RunArgs args{q_arg.view, k_arg.view, v_arg.view, out_arg.view, lse_arg.view, sm_scale,
+               k_scale,    v_scale,    {}};
   std::list<TensorArg> tensors;
   if (!variant_args.is_none()) {
     for (auto [key, value] : nb::cast<nb::dict>(variant_args)) {
@@ -75,7 +77,7 @@ void bind_attention(nb::module_& m) {
       .def("plan", &plan, "qo_indptr"_a, "tables"_a, "levels"_a, "queries"_a, "stream"_a.none())
       .def("current_plan", [](const Attention& a) { return Plan(a.current_plan()); })
       .def("run", &run, "q"_a, "k"_a, "v"_a.none(), "out"_a, "lse"_a.none(), "sm_scale"_a,
-           "stream"_a.none(), "variant_args"_a.none());
+           "k_scale"_a, "v_scale"_a, "stream"_a.none(), "variant_args"_a.none());
 }
 
 }  // namespace plait::python

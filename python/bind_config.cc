@@ -23,14 +23,16 @@ std::string repr(const Bounds& b) {
 }
 
 AttentionConfig make_config(int num_qo_heads, int num_kv_heads, int head_dim_qk, int head_dim_vo,
-                            const std::string& dtype, const KvFormat& kv, const Variant& variant,
-                            const Bounds& bounds, std::pair<int, int> device, float sm_scale,
+                            const std::string& dtype, const std::optional<std::string>& kv_dtype,
+                            const KvFormat& kv, const Variant& variant, const Bounds& bounds,
+                            std::pair<int, int> device, float sm_scale,
                             const std::string& scheduler, const std::string& kernel, int max_ctas) {
   return {num_qo_heads,
           num_kv_heads,
           head_dim_qk,
           head_dim_vo,
           parse_dtype(dtype),
+          kv_dtype ? std::optional<Dtype>(parse_dtype(*kv_dtype)) : std::nullopt,
           kv,
           variant,
           bounds,
@@ -134,8 +136,8 @@ void bind_config(nb::module_& m) {
 
   nb::class_<AttentionConfig>(m, "AttentionConfig");
   m.def("attention_config", &make_config, nb::kw_only(), "num_qo_heads"_a, "num_kv_heads"_a,
-        "head_dim_qk"_a, "head_dim_vo"_a, "dtype"_a, "kv"_a, "variant"_a, "bounds"_a, "device"_a,
-        "sm_scale"_a, "scheduler"_a, "kernel"_a, "max_ctas"_a);
+        "head_dim_qk"_a, "head_dim_vo"_a, "dtype"_a, "kv_dtype"_a.none(), "kv"_a, "variant"_a,
+        "bounds"_a, "device"_a, "sm_scale"_a, "scheduler"_a, "kernel"_a, "max_ctas"_a);
   m.def("workspace_bytes", &workspace_bytes, "config"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 

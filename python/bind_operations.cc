@@ -38,21 +38,26 @@ void bind_operations(nb::module_& m) {
       "append_kv",
       [](const KvFormat& kv, nb::handle k_new, nb::handle v_new, nb::handle k_cache,
          nb::handle v_cache, nb::handle slot_mapping, nb::handle batch_indices,
-         nb::handle positions, nb::dict tables, nb::handle stream) {
+         nb::handle positions, nb::dict tables, const std::optional<std::string>& kv_dtype,
+         float k_scale, float v_scale, nb::handle stream) {
         TensorArg k_new_arg(k_new, "k_new"), v_new_arg(v_new, "v_new");
         TensorArg k_arg(k_cache, "k_cache", true), v_arg(v_cache, "v_cache", true);
         TensorArg slots(slot_mapping, "slot_mapping"), rows(batch_indices, "batch_indices");
         TensorArg positions_arg(positions, "positions");
         BatchArg table_args;
-        const AppendArgs args{kv,         k_new_arg.view,     v_new_arg.view,
-                              k_arg.view, v_arg.view,         slots.view,
-                              rows.view,  positions_arg.view, table_args.tables(tables, "")};
+        AppendArgs args{kv,         k_new_arg.view,     v_new_arg.view,
+                        k_arg.view, v_arg.view,         slots.view,
+                        rows.view,  positions_arg.view, table_args.tables(tables, "")};
+        if (kv_dtype) args.kv_dtype = parse_dtype(*kv_dtype);
+        args.k_scale = k_scale;
+        args.v_scale = v_scale;
         Stream stream_handle = stream_of(stream, k_arg.view.device());
         nb::gil_scoped_release unlocked;
         append_kv(args, stream_handle);
       },
       "kv"_a, "k_new"_a, "v_new"_a, "k_cache"_a, "v_cache"_a.none(), "slot_mapping"_a.none(),
-      "batch_indices"_a.none(), "positions"_a.none(), "tables"_a, "stream"_a.none());
+      "batch_indices"_a.none(), "positions"_a.none(), "tables"_a, "kv_dtype"_a.none(), "k_scale"_a,
+      "v_scale"_a, "stream"_a.none());
 }
 
 }  // namespace plait::python

@@ -5,6 +5,7 @@
 
 #include "executor.h"
 #include "formats/index_array.h"
+#include "host_device/convert.h"
 #include "plait/attention.h"
 #include "plait/error.h"
 #include "tensor_checks.h"
@@ -259,6 +260,19 @@ class SlotFinder {
   const long long page_size_, num_blocks_;
 };
 
+// The cache's, or where that is not of 8 bits k_new's, which the cache is then held against.
+Dtype cache_dtype(const AppendArgs& args) {
+  if (args.kv_dtype) {
+    check(is_fp8(*args.kv_dtype), "append_kv: kv_dtype is ", to_string(*args.kv_dtype),
+          "; it says what uint8 stands for: float8_e4m3fn or float8_e5m2");
+    return *args.kv_dtype;
+  }
+  if (args.k_cache.dtype_bits != 8) return dtype_of(args.k_new, "append_kv: k_new");
+  check(args.k_cache.dtype_code != 1, "append_kv: k_cache is ", Shown{args.k_cache},
+        "; kv_dtype must say what its bits are, float8_e4m3fn or float8_e5m2");
+  return dtype_of(args.k_cache, "append_kv: k_cache");
+}
+
 void require_dense(const IndexArray& array) {
   if (array.given() && array.size() > 1 && array.stride() != 1) {
     refuse(array.name().text(), " has stride ", array.stride(),
@@ -318,9 +332,10 @@ void append_kv(const AppendArgs& args, Stream stream) {
   check(args.kv.num_levels == 1, "append_kv: kv is a composed format of ", args.kv.num_levels,
         " levels; new tokens go through one table, so give the format that it is composed of");
   check(args.k_new.defined(), "append_kv: k_new is missing");
-  const Dtype dtype = dtype_of(args.k_new, "append_kv: k_new");
-  check(size_of(dtype) > 1, "append_kv: k_new is ", Shown{args.k_new},
-        "; K and V are float32, bfloat16 or float16");
+  const Dtype dtype_cache = cache_dtype(args);
+  // What an fp8 cache holds may come as such numbers, or their bits, and is copied; or as values.
+  const bool converts = is_fp8(dtype_cache) && args.k_new.dtype_bits != 8;
+  const Dtype dtype = converts ? dtype_of(args.k_new, "append_kv: k_new") : dtype_cache;
   const Device device = args.k_new.device();
   check(device.type == kCpu || device.type == kCuda, "append_kv: k_new is ", Shown{args.k_new},
         "; plait runs on cpu and cuda");
@@ -337,8 +352,8 @@ void append_kv(const AppendArgs& args, Stream stream) {
   params.head_dim_qk = checked_rows(k_new, args.k_new.shape[2]);
   params.head_dim_vo = checked_rows(v_new, args.v_new.shape[2]);
   const KvTensors kv =
-      check_kv(kWhere, "k_cache", "v_cache", args.kv, args.k_cache, args.v_cache, dtype, device,
-               params.num_kv_heads, params.head_dim_qk, params.head_dim_vo);
+      check_kv(kWhere, "k_cache", "v_cache", args.kv, args.k_cache, args.v_cache, dtype_cache,
+               device, params.num_kv_heads, params.head_dim_qk, params.head_dim_vo);
   check_no_overlap({kWhere, "k_cache"}, args.k_cache);
   if (args.v_cache.defined()) check_no_overlap({kWhere, "v_cache"}, args.v_cache);
   check_apart({kWhere, "k_cache"}, args.k_cache, "v_cache", args.v_cache);
@@ -356,7 +371,12 @@ void append_kv(const AppendArgs& args, Stream stream) {
   params.k_stride = kv.k_stride;
   params.v_stride = kv.v_stride;
   params.block_size = args.kv.page_size;
-  params.dtype = dtype;
+  params.dtype_new = dtype;
+  params.dtype_cache = dtype_cache;
+  check_scale({kWhere, "k_scale"}, args.k_scale, converts);
+  check_scale({kWhere, "v_scale"}, args.v_scale, converts);
+  params.k_scale = args.k_scale;
+  params.v_scale = args.v_scale;
   params.affine = args.kv.kind == KvFormat::kRagged;
 
   const Places places = take_places(args, device, params.num_tokens);

@@ -8,6 +8,7 @@
 
 #include "attention_config.h"
 #include "executor.h"
+#include "host_device/convert.h"
 #include "plait/error.h"
 #include "tensor_checks.h"
 #include "variant_args.h"
@@ -140,8 +141,9 @@ Params Attention::Impl::check_run(const RunArgs& args) const {
     check(false, "run: q has ", num_rows, " rows, but ", view.num_query_tokens,
           " query tokens are planned; more rows are taken (padding), fewer are not");
   }
-  const KvTensors kv = check_kv("run", "k", "v", config.kv, args.k, args.v, config.dtype, device,
-                                config.num_kv_heads, config.head_dim_qk, config.head_dim_vo);
+  const KvTensors kv =
+      check_kv("run", "k", "v", config.kv, args.k, args.v, config.dtype_kv(), device,
+               config.num_kv_heads, config.head_dim_qk, config.head_dim_vo);
   check_blocks(kv);
   check_tensor(out, args.out, 3, config.dtype, device);
   check_shape(out, args.out, {num_rows, config.num_qo_heads, config.head_dim_vo},
@@ -185,6 +187,10 @@ Params Attention::Impl::check_run(const RunArgs& args) const {
   check(std::isfinite(args.sm_scale) && args.sm_scale >= 0, "run: sm_scale is ", args.sm_scale,
         "; it must be finite and > 0 (0: the configuration's)");
   params.sm_scale = args.sm_scale > 0 ? args.sm_scale : sm_scale;
+  check_scale({"run", "k_scale"}, args.k_scale, is_fp8(config.dtype_kv()));
+  check_scale({"run", "v_scale"}, args.v_scale, is_fp8(config.dtype_kv()));
+  params.k_scale = args.k_scale;
+  params.v_scale = args.v_scale;
   return params;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "host_device/convert.h"
 #include "plait/error.h"
 #include "tensor_checks.h"
 #include "variant_args.h"
@@ -48,12 +49,14 @@ void check_bounds(const AttentionConfig& c) {
 
 void check_config(const AttentionConfig& c) {
   check_heads(c);
-  check(c.dtype != Dtype::kE4m3 && c.dtype != Dtype::kE5m2, "attention: dtype is ",
-        to_string(c.dtype),
-        ", which is not supported yet; plait takes float32, bfloat16 and "
-        "float16");
+  check(!is_fp8(c.dtype), "attention: dtype is ", to_string(c.dtype),
+        ", but q and out are float32, bfloat16 or float16; K and V may be ", to_string(c.dtype),
+        " (kv_dtype)");
   check(c.dtype == Dtype::kFloat32 || c.dtype == Dtype::kBfloat16 || c.dtype == Dtype::kFloat16,
         "attention: dtype is ", static_cast<int>(c.dtype), ", which is no dtype");
+  check(!c.kv_dtype || *c.kv_dtype == c.dtype || is_fp8(*c.kv_dtype), "attention: kv_dtype is ",
+        to_string(c.dtype_kv()), "; it must be dtype, ", to_string(c.dtype),
+        ", or float8_e4m3fn or float8_e5m2");
   check_format("attention", c.kv);
   variant_tables(c.variant, c.head_dim_qk);  // for its checks
   check_bounds(c);

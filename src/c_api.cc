@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "host_device/convert.h"
 #include "plait/attention.h"
 #include "plait/error.h"
 #include "tensor_checks.h"
@@ -73,8 +74,11 @@ class Views {
                     std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) {
     TensorView view;
     fill(view, name, data, device, shape, strides);
-    view.dtype_code = dtype == Dtype::kBfloat16 ? 4 : 2;
-    view.dtype_bits = dtype == Dtype::kFloat32 ? 32 : 16;
+    view.dtype_code = dtype == Dtype::kBfloat16 ? 4
+                      : dtype == Dtype::kE4m3   ? 10
+                      : dtype == Dtype::kE5m2   ? 12
+                                                : 2;
+    view.dtype_bits = bytes_of(dtype) * 8;
     return view;
   }
   template <class Int>
@@ -128,6 +132,21 @@ Dtype dtype_from(const char* where, int32_t dtype) {
   }
   check(false, where, ": dtype is ", dtype,
         "; it must be PLAIT_FLOAT32 (0), PLAIT_BFLOAT16 (1) or PLAIT_FLOAT16 (2)");
+  return {};
+}
+
+// Of K and V beside `dtype`.
+Dtype kv_dtype_from(const char* where, int32_t kv_dtype, Dtype dtype) {
+  switch (kv_dtype) {
+    case PLAIT_AS_DTYPE:
+      return dtype;
+    case PLAIT_FLOAT8_E4M3FN:
+      return Dtype::kE4m3;
+    case PLAIT_FLOAT8_E5M2:
+      return Dtype::kE5m2;
+  }
+  check(false, where, ": kv_dtype is ", kv_dtype,
+        "; it must be PLAIT_AS_DTYPE (-1), PLAIT_FLOAT8_E4M3FN (3) or PLAIT_FLOAT8_E5M2 (4)");
   return {};
 }
 
@@ -193,6 +212,7 @@ AttentionConfig config_from(const plait_config* given) {
   config.head_dim_qk = c.head_dim_qk;
   config.head_dim_vo = c.head_dim_vo;
   config.dtype = dtype_from("plait_config", c.dtype);
+  config.kv_dtype = kv_dtype_from("plait_config", c.kv_dtype, config.dtype);
   config.kv = format_from("plait_config", c.kv_kind, c.page_size, c.hnd, c.num_levels);
   config.variant = variant_from(c);
   config.bounds = {c.max_requests, c.max_query_tokens, c.max_keys, c.max_total_pages, c.max_q_len};
@@ -376,9 +396,9 @@ void run(plait_attention* a, const plait_run_args* args, void* stream) {
   RunArgs to;
   to.q = rows(views, "q", r.q, c.dtype, c.device, r.num_rows, c.num_qo_heads, c.head_dim_qk,
               r.q_stride_token, r.q_stride_head);
-  to.k = cache(views, "k", r.k, c.dtype, c.device, shape, c.head_dim_qk, r.k_stride_page,
+  to.k = cache(views, "k", r.k, c.dtype_kv(), c.device, shape, c.head_dim_qk, r.k_stride_page,
                r.k_stride_token, r.k_stride_head);
-  to.v = cache(views, "v", r.v, c.dtype, c.device, shape, c.head_dim_vo, r.v_stride_page,
+  to.v = cache(views, "v", r.v, c.dtype_kv(), c.device, shape, c.head_dim_vo, r.v_stride_page,
                r.v_stride_token, r.v_stride_head);
   to.out = rows(views, "out", r.out, c.dtype, c.device, r.num_rows, c.num_qo_heads, c.head_dim_vo,
                 r.out_stride_token, r.out_stride_head);
@@ -387,6 +407,8 @@ void run(plait_attention* a, const plait_run_args* args, void* stream) {
                           {r.lse_stride_token, r.lse_stride_head});
   }
   to.sm_scale = r.sm_scale;
+  to.k_scale = r.k_scale;
+  to.v_scale = r.v_scale;
   to.variant_args = params_from(views, r, c.device);
   a->attention.run(to, stream);
 }
@@ -416,6 +438,7 @@ void append(const plait_append_args* args, void* stream) {
   check_struct("plait_append_args", args);
   const plait_append_args& a = *args;
   const Dtype dtype = dtype_from("plait_append_args", a.dtype);
+  const Dtype dtype_kv = kv_dtype_from("plait_append_args", a.kv_dtype, dtype);
   const Device host, device{a.device_type, a.device_id};
   check(a.num_requests >= 0, "plait_append_args: num_requests is ", a.num_requests,
         "; it must be >= 0");
@@ -428,9 +451,9 @@ void append(const plait_append_args* args, void* stream) {
                   a.head_dim_qk, a.k_new_stride_token, a.k_new_stride_head);
   to.v_new = rows(views, "v_new", a.v_new, dtype, device, a.num_tokens, a.num_kv_heads,
                   a.head_dim_vo, a.v_new_stride_token, a.v_new_stride_head);
-  to.k_cache = cache(views, "k_cache", a.k_cache, dtype, device, shape, a.head_dim_qk,
+  to.k_cache = cache(views, "k_cache", a.k_cache, dtype_kv, device, shape, a.head_dim_qk,
                      a.k_stride_page, a.k_stride_token, a.k_stride_head);
-  to.v_cache = cache(views, "v_cache", a.v_cache, dtype, device, shape, a.head_dim_vo,
+  to.v_cache = cache(views, "v_cache", a.v_cache, dtype_kv, device, shape, a.head_dim_vo,
                      a.v_stride_page, a.v_stride_token, a.v_stride_head);
   const Device& place = a.places_on_device ? device : host;
   const bool nowhere = a.num_tokens == 0 && a.batch_indices == nullptr;
@@ -439,6 +462,8 @@ void append(const plait_append_args* args, void* stream) {
   to.batch_indices = views.ints("batch_indices", a.batch_indices, place, {a.num_tokens});
   to.positions = views.ints("positions", a.positions, place, {a.num_tokens});
   to.tables = tables_from(views, a.tables, a.num_requests, device);
+  to.k_scale = a.k_scale;
+  to.v_scale = a.v_scale;
   append_kv(to, stream);
 }
 
@@ -454,6 +479,7 @@ void plait_config_init(plait_config* config) {
   if (config == nullptr) return;
   plait::init(config);
   config->dtype = PLAIT_BFLOAT16;
+  config->kv_dtype = PLAIT_AS_DTYPE;
   config->device_type = PLAIT_CPU;
   config->page_size = 1;
   config->num_levels = 1;
@@ -470,7 +496,11 @@ void plait_batch_init(plait_batch* batch) {
   plait::init(batch);
   plait::init(&batch->kv);
 }
-void plait_run_args_init(plait_run_args* args) { plait::init(args); }
+void plait_run_args_init(plait_run_args* args) {
+  if (args == nullptr) return;
+  plait::init(args);
+  args->k_scale = args->v_scale = 1;
+}
 void plait_merge_args_init(plait_merge_args* args) {
   if (args == nullptr) return;
   plait::init(args);
@@ -482,6 +512,8 @@ void plait_append_args_init(plait_append_args* args) {
   plait::init(args);
   plait::init(&args->tables);
   args->dtype = PLAIT_BFLOAT16;
+  args->kv_dtype = PLAIT_AS_DTYPE;
+  args->k_scale = args->v_scale = 1;
   args->device_type = PLAIT_CPU;
   args->page_size = 1;
 }

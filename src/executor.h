@@ -66,7 +66,8 @@ struct AppendParams {
   RowStrides k_new_stride, v_new_stride;
   KvStrides k_stride, v_stride;         // affine: block 0
   int num_tokens, num_kv_heads, head_dim_qk, head_dim_vo, block_size;
-  Dtype dtype;
+  Dtype dtype_new, dtype_cache;         // equal, or the cache's is fp8 and the other not
+  float k_scale = 1, v_scale = 1;       // stored = value / scale, where they differ
   bool affine;
   const void* slots;                    // null: by batch index and position. -1: token is skipped
   bool slots_on_host;  // else everything is on the tensors' device. Host index arrays

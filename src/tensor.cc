@@ -14,7 +14,7 @@ std::string to_string(Dtype dtype) {
     case Dtype::kFloat16:
       return "float16";
     case Dtype::kE4m3:
-      return "float8_e4m3";
+      return "float8_e4m3fn";
     case Dtype::kE5m2:
       return "float8_e5m2";
   }
@@ -51,7 +51,7 @@ static std::string dtype_name(const TensorView& tensor) {
       name = "bool";
       break;
     case 10:
-      name = "float8_e4m3";
+      name = "float8_e4m3fn";
       break;
     case 12:
       name = "float8_e5m2";
@@ -76,9 +76,11 @@ Dtype parse_dtype(const std::string& name) {
   if (name == "float32") return Dtype::kFloat32;
   if (name == "bfloat16") return Dtype::kBfloat16;
   if (name == "float16") return Dtype::kFloat16;
-  if (name == "float8_e4m3") return Dtype::kE4m3;
+  if (name == "float8_e4m3fn") return Dtype::kE4m3;
   if (name == "float8_e5m2") return Dtype::kE5m2;
-  check(false, "dtype is '", name, "'; plait takes float32, bfloat16 and float16");
+  check(false, "dtype is '", name,
+        "'; plait takes float32, bfloat16, float16 and, of K and V, float8_e4m3fn and "
+        "float8_e5m2");
   return {};
 }
 
@@ -92,7 +94,8 @@ Dtype dtype_of(const TensorView& tensor, const char* name) {
     if (code == 12 && bits == 8) return Dtype::kE5m2;
   }
   check(false, name, " is ", dtype_name(tensor),
-        "; plait takes float32, bfloat16 (or its bits as uint16) and float16");
+        "; plait takes float32, bfloat16 (or its bits as uint16), float16 and, of K and V, "
+        "float8_e4m3fn and float8_e5m2");
   return {};
 }
 

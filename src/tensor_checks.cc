@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
 
 namespace plait {
 namespace {
@@ -25,9 +26,12 @@ bool is_dtype(const TensorView& tensor, Dtype dtype) {
       return code == 2 && bits == 16;
     case Dtype::kBfloat16:
       return (code == 4 || code == 1) && bits == 16;
-    default:
-      return false;
+    case Dtype::kE4m3:
+      return (code == 10 || code == 1) && bits == 8;
+    case Dtype::kE5m2:
+      return (code == 12 || code == 1) && bits == 8;
   }
+  return false;
 }
 
 int64_t num_elements(const TensorView& tensor) {
@@ -91,7 +95,9 @@ void check_tensor(const TensorName& name, const TensorView& tensor, int ndim, Dt
   }
   if (!is_dtype(tensor, dtype)) [[unlikely]] {
     check(false, name, " is ", Shown{tensor}, "; its dtype must be ", to_string(dtype),
-          dtype == Dtype::kBfloat16 ? " (or its bits as uint16)" : "");
+          dtype == Dtype::kBfloat16 ? " (or its bits as uint16)"
+          : size_of(dtype) == 1     ? " (or its bits as uint8)"
+                                    : "");
   }
   if (tensor.device() != device) [[unlikely]] {
     check(false, name, " is on ", to_string(tensor.device()), ", but the work is on ",
@@ -210,6 +216,12 @@ bool same_memory(const TensorView& a, const TensorView& b) {
 int checked_rows(const TensorName& name, int64_t rows) {
   check(rows <= INT_MAX, name, " has ", rows, " rows; fewer than 2^31 are taken");
   return static_cast<int>(rows);
+}
+
+void check_scale(const TensorName& name, float scale, bool taken) {
+  check(std::isfinite(scale) && scale > 0, name, " is ", scale, "; it must be finite and > 0");
+  check(taken || scale == 1, name, " is ", scale,
+        "; only numbers in float8_e4m3fn and float8_e5m2 have a scale");
 }
 
 void check_format(const char* where, const KvFormat& format) {

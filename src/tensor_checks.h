@@ -64,6 +64,8 @@ KvTensors check_kv(const char* where, const char* k_name, const char* v_name,
                    const KvFormat& format, const TensorView& k, const TensorView& v, Dtype dtype,
                    const Device& device, int num_kv_heads, int head_dim_qk, int head_dim_vo);
 
+// A k_scale or v_scale; `taken`: K and V are numbers of 8 bits, others have scale 1.
+void check_scale(const TensorName& name, float scale, bool taken);
 // The format itself: page size, levels.
 void check_format(const char* where, const KvFormat& format);
 // A number of rows that fits an int.

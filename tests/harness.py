@@ -51,11 +51,14 @@ class CudaDevice:
         if dtype == "bfloat16":
             return self.torch.from_numpy(array.view(np.int16).copy()).view(self.torch.bfloat16).to(
                 self.name)
-        return self.torch.from_numpy(array.copy()).to(self.name)
+        tensor = self.torch.from_numpy(array.copy()).to(self.name)
+        return tensor.view(getattr(self.torch, dtype)) if dtype in reference.FP8 else tensor
 
     def get(self, tensor, dtype=None):
         if dtype == "bfloat16":
             return tensor.cpu().contiguous().view(self.torch.int16).numpy().view(np.uint16)
+        if dtype in reference.FP8:
+            return tensor.cpu().contiguous().view(self.torch.uint8).numpy()
         return tensor.cpu().numpy()
 
     def synchronize(self):
@@ -311,6 +314,9 @@ class Case:
     max_query_tokens: int = 0
     max_keys: int = 0
     max_pages: int = 0
+    kv_dtype: str | None = None  # float8_e4m3fn or float8_e5m2, with scales; None: dtype
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
     def __str__(self):
         named = self.lengths if isinstance(self.lengths, str) else "x".join(
@@ -320,7 +326,8 @@ class Case:
             ("decode", self.decode_only), ("pad", self.padding), ("strided", self.strided),
             ("alloc", not self.given_out), ("lpt", self.scheduler == "lpt"),
             (f"ctas{self.max_ctas}", self.max_ctas), (f"scale{self.sm_scale}", self.sm_scale),
-            (f"q{self.scale_q}", self.scale_q != 1.5)] if on)
+            (f"q{self.scale_q}", self.scale_q != 1.5),
+            (f"{self.kv_dtype}*{self.k_scale}*{self.v_scale}", self.kv_dtype)] if on)
         variant = self.variant if isinstance(self.variant, str) else "variant"
         return (f"{self.format}-{variant}-{named}-{self.dtype}-{dims}-"
                 f"h{self.num_kv_heads}x{self.group_size}{flags}")
@@ -418,8 +425,10 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
     d_qk, d_vo = case.head_dim_qk, case.head_dim_vo or case.head_dim_qk
     heads_kv, heads_qo = case.num_kv_heads, case.num_kv_heads * case.group_size
 
-    def values(n, heads, d, scale=1.0):
-        return reference.to_storage(scale * rng.standard_normal((n, heads, d)), case.dtype)
+    kv_dtype = case.kv_dtype or case.dtype
+
+    def values(n, heads, d, scale=1.0, dtype=kv_dtype):
+        return reference.to_storage(scale * rng.standard_normal((n, heads, d)), dtype)
 
     if format.composed:
         lengths, members, prefix_of = share_prefixes(case, rng)
@@ -428,13 +437,13 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
         members, prefix_of = [], [0] * len(requests)
         counts = [[kv for _, kv in requests]]
     if data is None:
-        lists_k = [[values(n, heads_kv, d_qk) for n in level] for level in counts]
-        lists_v = [[values(n, heads_kv, d_vo) for n in level] for level in counts]
+        lists_k = [[values(n, heads_kv, d_qk, 1 / case.k_scale) for n in level] for level in counts]
+        lists_v = [[values(n, heads_kv, d_vo, 1 / case.v_scale) for n in level] for level in counts]
     else:
         assert not format.composed and [[len(k) for k in data[1]]] == counts
-        lists_k, lists_v = ([[reference.to_storage(x, case.dtype) for x in lists]]
-                            for lists in data[1:])
-    keys = place_lists(format, lists_k, lists_v, heads_kv, d_qk, d_vo, case.dtype, device, rng,
+        lists_k, lists_v = ([[reference.to_storage(x / np.float32(scale), kv_dtype) for x in lists]]
+                            for lists, scale in zip(data[1:], (case.k_scale, case.v_scale)))
+    keys = place_lists(format, lists_k, lists_v, heads_kv, d_qk, d_vo, kv_dtype, device, rng,
                        case.fill, case.wild, case.spare_pages)
 
     node_of = {i: n for n, m in enumerate(members) for i in m}
@@ -444,7 +453,8 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
         if i in node_of:
             parts = [np.concatenate([shared[0][node_of[i]], own])
                      for shared, own in zip((lists_k, lists_v), parts)]
-        request_keys.append([reference.from_storage(x, case.dtype) for x in parts])
+        request_keys.append([np.float64(scale) * reference.from_storage(x, kv_dtype)
+                             for x, scale in zip(parts, (case.k_scale, case.v_scale))])
 
     index = np.dtype(format.index)
     qo_indptr = np.concatenate([[0], np.cumsum([n for n, _ in requests])]).astype(index)
@@ -462,7 +472,7 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
     rows = tokens + case.padding
     pad = [(1, 2), (2, 1), (8, 8)] if case.strided else None
     q = Buffer((rows, heads_qo, d_qk), case.dtype, np.nan, pad=pad)
-    q.host[:tokens] = (values(tokens, heads_qo, d_qk, case.scale_q) if data is None
+    q.host[:tokens] = (values(tokens, heads_qo, d_qk, case.scale_q, case.dtype) if data is None
                        else reference.to_storage(data[0], case.dtype))
     out = Buffer((rows, heads_qo, d_vo), case.dtype, SENTINEL, pad=pad)
     lse = Buffer((rows, heads_qo), "float32", SENTINEL, pad=[(1, 0), (0, 12)] if pad else None)
@@ -478,7 +488,7 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
     dims = {"head_dim": d_qk} if d_qk == d_vo else {"head_dim_qk": d_qk, "head_dim_vo": d_vo}
     attention = plait.Attention(
         num_qo_heads=heads_qo, num_kv_heads=heads_kv, **dims, dtype=case.dtype,
-        kv=kv_format(format), device=device.name, variant=variant.make(),
+        kv_dtype=case.kv_dtype, kv=kv_format(format), device=device.name, variant=variant.make(),
         bounds=plait.Bounds(requests=max(1, len(requests), case.max_requests),
                             query_tokens=max(1, rows, case.max_query_tokens),
                             keys=max([1, case.max_keys, *(kv for _, kv in requests)]),
@@ -496,6 +506,8 @@ def execute(built):
     case = built.case
     plan = built.attention.plan(**built.plan_args)
     more = {} if case.sm_scale is None else {"sm_scale": case.sm_scale}
+    if case.kv_dtype:
+        more |= {"k_scale": case.k_scale, "v_scale": case.v_scale}
     softmax = built.variant.functors.use_softmax
     if case.given_out:
         more["out"] = built.out.tensor

@@ -168,8 +168,38 @@ def none_at_all(limits):
                        0 if d_qk == d_vo else d_vo, padding=padding)
 
 
+def fp8(limits, seed=61):
+    """K and V of 8 bits with scales: every format, masks, transforms, splits, rows that see nothing."""
+    dims = deck([(qk, vo) for qk, vo in limits.dims if qk % 16 == vo % 16 == 0], seed)
+    dtypes, lengths = deck(limits.dtypes, seed + 1), deck(["decode", "extend", "tiles", "mixed"], seed + 2)
+    variants = deck(["full", "causal", "window_sinks", "causal_soft_cap", "alibi", "mask_last"], seed + 3)
+    numbers = deck([("float8_e4m3fn", 0.25, 0.5), ("float8_e5m2", 1.7, 0.03)], seed + 4)
+
+    def case(format, variant, lengths, d_qk, d_vo, dtype, **more):
+        if (limits.formats | PAGE_FORMATS)[format].joint:
+            d_vo = d_qk
+        kv_dtype, k_scale, v_scale = next(numbers)
+        return Case(format, variant, lengths, dtype, d_qk, 0 if d_qk == d_vo else d_vo,
+                    kv_dtype=kv_dtype, k_scale=k_scale, v_scale=v_scale, **more)
+
+    for format in (*limits.formats, *limits.page_formats):
+        for decode in (False, True):
+            yield case(format, next(variants), next(lengths) if not decode else "decode", *next(dims),
+                       next(dtypes), padding=2, decode_only=decode)
+    for format, variant in itertools.product(("csr_p16", "csr_p1", "ragged"),
+                                             ("rms_norm_rope", "value_scale", "everything")):
+        custom = [c for c in limits.custom if c[0] % 16 == c[1] % 16 == 0]
+        yield case(format, variant, ((1, 300), (70, 130), (3, 2), (2, 0)), *custom[0])
+    for format in ("csr_p16", "ragged_gaps", "shared_p16"):
+        yield case(format, "causal", ((1, 4999), (2, 63), (40, 900)), *next(dims), next(dtypes),
+                   max_ctas=12)
+    # Rows that are no whole number of 16 bytes: what every kernel but the plain one leaves to it.
+    if (40, 40) in limits.dims:
+        yield case("csr_p16", "causal", "extend", 40, 40, next(dtypes))
+
+
 LISTS = (formats_and_variants, heads_and_dims, sizes, splits, must_split, decode_only, pages, scales,
-         none_at_all)
+         none_at_all, fp8)
 
 
 def cases(limits):

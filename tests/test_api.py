@@ -336,17 +336,21 @@ APPEND_FORMATS = ["csr_p16", "csr_p3_joint", "csr_p64_strided", "csr_last_p16_hn
 
 
 @pytest.mark.parametrize("by", ["slots", "positions"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("new_dtype,dtype", [("float32",) * 2, ("bfloat16",) * 2,
+                                             ("bfloat16", "float8_e4m3fn"), ("float32", "float8_e5m2")])
 @pytest.mark.parametrize("format_name", APPEND_FORMATS)
-def test_append(device, format_name, dtype, by):
-    """Every new token lands where the format says, -1 is skipped, nothing else is written."""
+def test_append(device, format_name, new_dtype, dtype, by):
+    """Every new token lands where the format says, -1 is skipped, nothing else is written. In an fp8
+    cache as value / scale, rounded."""
     dev, rng = device_of(device), np.random.default_rng(5)
     format = harness.FORMATS[format_name]
     lens, heads, d = [5, 0, 37, 17], 3, 40
     joint = format.joint
     ids = [np.arange(n * heads * d, dtype=np.float32).reshape(n, heads, d) % 199 for n in lens]
     empty = [[to_storage(np.full_like(x, 7.0), dtype) for x in ids]] * 2
-    full = [[to_storage(sign * x, dtype) for x in ids] for sign in (1, -1)]
+    scales = (0.6, 0.75) if new_dtype != dtype else (1, 1)
+    full = [[to_storage(sign * x / np.float32(scale), dtype) for x in ids]
+            for sign, scale in zip((1, -1), scales)]
     caches = {}
     for name, (lists_k, lists_v) in (("empty", empty), ("full", full)):
         caches[name] = harness.place_lists(format, [lists_k], [lists_v], heads, d, d, dtype, dev,
@@ -357,11 +361,10 @@ def test_append(device, format_name, dtype, by):
     request = np.repeat(np.arange(4), lens)[order]
     position = np.concatenate([np.arange(n) for n in lens])[order]
     skipped = rng.random(len(order)) < 0.2
-    new = [np.concatenate(lists)[order] for lists in full]
     wide = []
-    for x in new:
-        buffer = Buffer((len(order), heads, d), dtype, np.nan, pad=[(1, 0), (1, 1), (0, 8)])
-        buffer.host[:] = x
+    for sign in (1, -1):
+        buffer = Buffer((len(order), heads, d), new_dtype, np.nan, pad=[(1, 0), (1, 1), (0, 8)])
+        buffer.host[:] = to_storage(sign * np.concatenate(ids)[order], new_dtype)
         wide.append(buffer.upload(dev))
     index = np.dtype(format.index)
     size = max(format.page_size, 1)
@@ -376,7 +379,9 @@ def test_append(device, format_name, dtype, by):
         if buffer is not None:
             buffer.upload(dev)
     plait.append_kv(*wide, cache.k.tensor if joint else (cache.k.tensor, cache.v.tensor),
-                    kv=harness.kv_format(format), **arguments)
+                    kv=harness.kv_format(format), **arguments,
+                    **({"kv_dtype": dtype, "k_scale": scales[0], "v_scale": scales[1]}
+                       if new_dtype != dtype else {}))
     dev.synchronize()
     for buffer, full_buffer in ((cache.k, want.k), (cache.v, want.v)):
         if buffer is None:

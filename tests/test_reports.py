@@ -4,8 +4,7 @@ values.
 Every case names its source thread. Streams and recipes: streams.py. tests/gpu runs the same
 functions on CUDA; those that need a GPU (large caches, graphs, spinning streams, two devices) are
 there. Not reached by the features so far, hence refused by name or absent:
-  C12 variable block sizes (BsrKv), C15 fp8 caches, C16 learned sinks: such
-  formats and variants do not exist yet. C15's dtypes are refused by name (test_errors.py).
+  C12 variable block sizes (BsrKv), C16 learned sinks: such formats and variants do not exist yet.
   C33, C34, C35 (building kernels): tests/jit/; that they exist is checked in test_structure.py.
 """
 
@@ -413,6 +412,34 @@ def test_c14_refused_head_dims(device, kernel, d):
         plait.Attention(num_qo_heads=8, num_kv_heads=8, head_dim=d, dtype=FP16, device=device,
                         kernel=kernel, bounds=plait.Bounds(requests=1, query_tokens=128, keys=256))
     assert str(d) in str(error.value) and "8" in str(error.value) and "256" in str(error.value)
+
+
+C15 = {"decode": ("csr_p16", True), "ragged": ("ragged", False), "paged": ("csr_p16", False),
+       "hnd": ("padded_p64_hnd", False)}
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("entry", C15)
+def test_c15_fp8_scales(device, kernel, entry, kv_dtype):
+    """flashinfer-ai/flashinfer#1023, #4979"""
+    format, decode = C15[entry]
+    scales = {"kv_dtype": kv_dtype, "k_scale": 0.25, "v_scale": 0.5}
+    ones = np.ones((1, 1, 128)), [np.full((64, 1, 128), 0.5)], [np.full((64, 1, 128), 1.5)]
+    out, lse, built = attend(ones, device, kernel, format=format, decode_only=decode, **scales)
+    stored = [reference.from_storage(x.host, kv_dtype) for x in (built.keys.k, built.keys.v)]
+    assert [set(x[np.isfinite(x)]) for x in stored] == [{2.0}, {3.0}]
+    near("out", out, np.full((1, 1, 128), 1.5), BF16)
+    near_lse("lse", lse, np.full((1, 1), 9.815737))
+
+    q = reference.rounded(3 * uniform(18, (4, 4, 128)), BF16)
+    data = q, [uniform(19, (100, 2, 128))], [uniform(20, (100, 2, 128))]
+    if decode:  # the last query alone
+        data = q[-1:], *data[1:]
+    out, lse, built = attend(data, device, kernel, format=format, decode_only=decode, **scales)
+    k, v = built.request_keys[0]
+    against_reference(out, lse, (data[0], [k], [v]), BF16, causal=True)
+    if not decode and kv_dtype == "float8_e4m3fn":
+        near("out", out[0, 0, :3], [0.00218, -0.18501, -0.02082], BF16)
 
 
 # --- large caches and batches ---------------------------------------------------------------------

@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,9 @@ struct Bounds {
 struct AttentionConfig {
   int num_qo_heads = 0, num_kv_heads = 0;
   int head_dim_qk = 0, head_dim_vo = 0;   // multiples of 8 up to 256
-  Dtype dtype = Dtype::kBfloat16;         // of q, K, V and out
+  Dtype dtype = Dtype::kBfloat16;         // of q and out: float32, bfloat16 or float16
+  std::optional<Dtype> kv_dtype;          // of K and V: as dtype (not given), or float8_e4m3fn or
+                                          //   float8_e5m2, whose values are numbers times a scale
   KvFormat kv;
   Variant variant;
   Bounds bounds;
@@ -44,6 +47,7 @@ struct AttentionConfig {
                                           //   also "cpu x86-64-v4", "cpu x86-64-v3" and "cpu
                                           //   baseline", where the machine has these instructions
   int max_ctas = 0;                       // 0: the whole device
+  Dtype dtype_kv() const { return kv_dtype.value_or(dtype); }
 };
 
 // Memory for partial states, shared by the plans of a model; one run in flight at a time.
@@ -75,6 +79,7 @@ struct RunArgs {
                           //   another tensor of the call
   TensorView lse;         // [rows, num_qo_heads] float32, natural log; undefined: not written
   float sm_scale = 0;     // 0: the configuration's. Finite and > 0
+  float k_scale = 1, v_scale = 1;  // of fp8 K and V: value = stored number * scale. Finite and > 0
   std::vector<VariantArg> variant_args;
 };
 
@@ -127,7 +132,9 @@ void merge_state(const TensorView& v_a, const TensorView& lse_a, const TensorVie
 // all on the host, where each entry is checked against tables and cache before anything is written,
 // or all on the device, unchecked. Of two tokens in one slot either may stay.
 // k_new, v_new: [tokens, num_kv_heads, dim]; they, k_cache and v_cache share no byte where one is
-// written.
+// written. Their dtype is the cache's, or, of an fp8 cache, also float32, bfloat16 or float16: then
+// stored number = value / scale, rounded to nearest even; what is beyond the largest finite number
+// becomes it, NaN stays NaN. The scales are those that run() is given.
 struct AppendArgs {
   KvFormat kv;
   TensorView k_new, v_new;
@@ -138,6 +145,8 @@ struct AppendArgs {
   TensorView batch_indices;         // [tokens]; -1: skipped
   TensorView positions;             // [tokens]
   KvTables tables;                  // page table of the batch; ragged: kv_begin or kv_indptr
+  std::optional<Dtype> kv_dtype;    // of the cache, where its tensors only say uint8
+  float k_scale = 1, v_scale = 1;   // finite and > 0; not 1 only where values become fp8
 };
 void append_kv(const AppendArgs& args, Stream stream = nullptr);
 

@@ -35,6 +35,8 @@ enum {
   PLAIT_FAILURE = 2           /* the environment's: no driver, no compiler, no memory */
 };
 enum { PLAIT_FLOAT32 = 0, PLAIT_BFLOAT16 = 1, PLAIT_FLOAT16 = 2 };
+/* Of K and V alone. Value = stored number * scale. */
+enum { PLAIT_AS_DTYPE = -1, PLAIT_FLOAT8_E4M3FN = 3, PLAIT_FLOAT8_E5M2 = 4 };
 enum { PLAIT_CPU = 1, PLAIT_CUDA = 2 };      /* DLPack's codes */
 enum { PLAIT_RAGGED = 0, PLAIT_PAGED = 1 };
 enum { PLAIT_SCHEDULE_AUTO = 0, PLAIT_SCHEDULE_LPT = 1, PLAIT_SCHEDULE_UNSPLIT = 2 };
@@ -58,7 +60,8 @@ typedef struct plait_config {
   size_t struct_size;
   int32_t num_qo_heads, num_kv_heads;      /* num_qo_heads is a multiple of num_kv_heads */
   int32_t head_dim_qk, head_dim_vo;        /* multiples of 8 up to 256 */
-  int32_t dtype;                           /* of q, K, V and out; default bfloat16 */
+  int32_t dtype;                           /* of q and out; default bfloat16 */
+  int32_t kv_dtype;                        /* of K and V; default as dtype */
   int32_t device_type, device_id;          /* default the cpu */
   /* KV format. */
   int32_t kv_kind;                         /* default ragged */
@@ -179,6 +182,7 @@ typedef struct plait_run_args {
   float* lse;                       /* [num_rows, num_qo_heads], natural log; NULL: not written */
   int64_t lse_stride_token, lse_stride_head;
   float sm_scale;                   /* 0: the configuration's */
+  float k_scale, v_scale;           /* of fp8 K and V; default 1 */
   const plait_param* params;        /* values for this run; tensors are always needed */
   int32_t num_params;
 } plait_run_args;
@@ -208,7 +212,9 @@ plait_status plait_merge_states(const plait_merge_args* args, void* stream);
 /* Writes new tokens' K and V into a cache: see append_kv in plait/attention.h. */
 typedef struct plait_append_args {
   size_t struct_size;
-  int32_t dtype;
+  int32_t dtype;                    /* of k_new and v_new; default bfloat16 */
+  int32_t kv_dtype;                 /* of the cache; default as dtype. fp8: stored = value / scale */
+  float k_scale, v_scale;           /* default 1 */
   int32_t device_type, device_id;   /* default the cpu */
   int32_t kv_kind, page_size, hnd;
   int32_t num_kv_heads, head_dim_qk, head_dim_vo;

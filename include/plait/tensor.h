@@ -23,7 +23,7 @@ struct TensorView {
   int32_t device_type = kCpu;
   int32_t device_id = 0;
   int32_t ndim = 0;
-  uint8_t dtype_code = 0;  // 0 int, 1 unsigned, 2 float, 4 bfloat
+  uint8_t dtype_code = 0;  // 0 int, 1 unsigned, 2 float, 4 bfloat, 10 float8_e4m3fn, 12 _e5m2
   uint8_t dtype_bits = 0;
   uint16_t dtype_lanes = 1;
   int64_t* shape = nullptr;

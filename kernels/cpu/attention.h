@@ -9,6 +9,7 @@
 #include "host_device/kv_address.h"
 #include "host_device/mask_bits.h"
 #include "host_device/row.h"
+#include "host_device/scales.h"
 #include "host_device/softmax_state.h"
 #include "host_device/variant.h"
 #include "host_device/visibility.h"
@@ -18,9 +19,10 @@ namespace plait::cpu {
 inline namespace PLAIT_CPU_ISA {
 
 // Head dims are 0 where they are known only at run time: for variants without row transforms, whose
-// Row has its length as a constant.
+// Row has its length as a constant. The dtype of q and out is known only at run time, too: a row of
+// theirs is converted once for all keys.
 struct Config {
-  Dtype dtype;
+  Dtype dtype_kv;
   int head_dim_qk, head_dim_vo;
 };
 
@@ -41,13 +43,14 @@ struct FloatRow {  // Storage of Row
 
 template <Config kConfig, class V>
 struct Attention {
-  using T = Storage<kConfig.dtype>;
+  using T = Storage<kConfig.dtype_kv>;
   using Traits = VariantTraits<V>;
   static constexpr bool kUseSoftmax = Traits::kUseSoftmax;
 
   const Params& params;
   const PlanView& plan;
   const typename V::Params& variant;
+  const Dtype dtype;
   const int dim_qk, dim_vo, pitch_qk, pitch_vo;
   Scratch scratch;
 
@@ -55,6 +58,7 @@ struct Attention {
       : params(*call.params),
         plan(*call.params->plan),
         variant(*static_cast<const typename V::Params*>(call.variant)),
+        dtype(call.dtype),
         dim_qk(kConfig.head_dim_qk ? kConfig.head_dim_qk : call.head_dim_qk),
         dim_vo(kConfig.head_dim_vo ? kConfig.head_dim_vo : call.head_dim_vo),
         pitch_qk(padded_dim(dim_qk)),
@@ -100,7 +104,8 @@ struct Attention {
   }
 
   // Element i of a row of `dim`, in float32, with zeros up to the pitch.
-  static void convert_row(const T* from, int dim, int pitch, float* to) {
+  template <class From>
+  static void convert_row(const From* from, int dim, int pitch, float* to) {
     int i = 0;
     for (; i + kLanes <= dim; i += kLanes) store(to + i, load(from + i));
     for (; i < dim; ++i) to[i] = to_float(from[i]);
@@ -116,9 +121,14 @@ struct Attention {
         continue;
       }
       const int qo_head = kv_head * params.group_size + row_group_head[r];
-      convert_row(static_cast<const T*>(params.q) + row_token[r] * params.q_stride.token +
-                      qo_head * params.q_stride.head,
-                  dim_qk, pitch_qk, row);
+      const i64 offset = row_token[r] * params.q_stride.token + qo_head * params.q_stride.head;
+      if (dtype == Dtype::kFloat32) {
+        convert_row(static_cast<const float*>(params.q) + offset, dim_qk, pitch_qk, row);
+      } else if (dtype == Dtype::kBfloat16) {
+        convert_row(static_cast<const Bfloat16*>(params.q) + offset, dim_qk, pitch_qk, row);
+      } else {
+        convert_row(static_cast<const Float16*>(params.q) + offset, dim_qk, pitch_qk, row);
+      }
       if constexpr (Traits::kHasQueryTransform) {
         auto accessor = row_of<kConfig.head_dim_qk>(row);
         V::query_transform(variant, RowContext{row_request[r], row_position[r], qo_head}, accessor);
@@ -175,6 +185,7 @@ struct Attention {
       convert_row(k_head(kv_head) + tile.k_offset[i], dim_qk, pitch_qk, row);
       if constexpr (Traits::kHasKeyTransform) {
         auto accessor = row_of<kConfig.head_dim_qk>(row);
+        dequantise<kConfig.dtype_kv>(accessor, params.k_scale);
         V::key_transform(variant, RowContext{key_request, tile.position[i], kv_head}, accessor);
       }
     }
@@ -185,6 +196,7 @@ struct Attention {
       convert_row(v_head(kv_head) + tile.v_offset[i], dim_vo, pitch_vo, row);
       if constexpr (Traits::kHasValueTransform) {
         auto accessor = row_of<kConfig.head_dim_vo>(row);
+        dequantise<kConfig.dtype_kv>(accessor, params.v_scale);
         V::value_transform(variant, RowContext{key_request, tile.position[i], kv_head}, accessor);
       }
     }
@@ -226,7 +238,7 @@ struct Attention {
   }
 
   // What is still to be multiplied into the logits that transform_logits leaves.
-  float factor() const { return Traits::kHasLogitsTransform ? 1.0f : params.sm_scale; }
+  float factor() const { return Traits::kHasLogitsTransform ? 1.0f : logit_scale<V>(params); }
 
   // Logits of row r become what softmax sees, but for factor(): variant and masks applied.
   void transform_logits(int r, int kv_head, const KeyTile& tile) {
@@ -235,9 +247,10 @@ struct Attention {
     const int qo_head = kv_head * params.group_size + row_group_head[r];
     const int request = row_request[r], q_pos = row_position[r];
     if constexpr (Traits::kHasLogitsTransform) {
+      const float scale = logit_scale<V>(params);
       for (int k = 0; k < num_keys; ++k) {
         const LogitContext context{request, q_pos, tile.position[k], qo_head, kv_head};
-        logits[k] = V::logits_transform(variant, context, params.sm_scale * logits[k]);
+        logits[k] = V::logits_transform(variant, context, scale * logits[k]);
       }
     }
     constexpr float kHidden = kUseSoftmax ? kNegInf : 0.0f;
@@ -326,8 +339,18 @@ struct Attention {
     }
   }
 
-  // A final row: output_transform, conversion, LSE. `out` is normalised; `empty`: it saw no key.
+  template <class To>
+  void write_row(const float* out, i64 offset) const {
+    To* to = static_cast<To*>(params.out) + offset;
+    for (int d = 0; d < dim_vo; ++d) to[d] = from_float<To>(out[d]);
+  }
+
+  // A final row: V's scale, output_transform, conversion, LSE. `out` is normalised; `empty`: it saw
+  // no key.
   void store_row(int token, int qo_head, float* out, bool empty, float lse) const {
+    if constexpr (is_fp8(kConfig.dtype_kv)) {
+      for (int d = 0; d < dim_vo; ++d) out[d] *= output_scale<V>(params);
+    }
     if constexpr (Traits::kHasOutputTransform) {
       if (!empty) {
         const int request = plan.token_request[token], q_pos = plan.token_position[token];
@@ -336,9 +359,14 @@ struct Attention {
         }
       }
     }
-    T* to = static_cast<T*>(params.out) + token * params.out_stride.token +
-            qo_head * params.out_stride.head;
-    for (int d = 0; d < dim_vo; ++d) to[d] = from_float<T>(out[d]);
+    const i64 offset = token * params.out_stride.token + qo_head * params.out_stride.head;
+    if (dtype == Dtype::kFloat32) {
+      write_row<float>(out, offset);
+    } else if (dtype == Dtype::kBfloat16) {
+      write_row<Bfloat16>(out, offset);
+    } else {
+      write_row<Float16>(out, offset);
+    }
     if (kUseSoftmax && params.lse != nullptr) {
       params.lse[token * params.lse_stride.token + qo_head * params.lse_stride.head] = lse;
     }

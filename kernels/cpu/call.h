@@ -33,6 +33,7 @@ enum class Phase { kAttend, kMerge };
 struct Call {
   const Params* params;  // arrived is not used: merging waits for all items
   const void* variant;   // the variant's Params
+  Dtype dtype;           // of q and out: float32, bfloat16 or float16
   int head_dim_qk, head_dim_vo;
   float* scratch;  // scratch_floats() of the calling thread's own, 64-byte aligned
   Phase phase;

@@ -39,6 +39,7 @@ typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int IntVec __attribute__((vector_size(4 * kLanes)));
 typedef unsigned UintVec __attribute__((vector_size(4 * kLanes)));
 typedef unsigned short ShortVec __attribute__((vector_size(2 * kLanes)));
+typedef unsigned char ByteVec __attribute__((vector_size(kLanes)));
 
 PLAIT_HD Vec splat(float x) { return x - Vec{}; }  // keeps -0 and NaN
 
@@ -85,6 +86,37 @@ PLAIT_HD Vec load(const Float16* p) {
   return (Vec)((magnitude < 0x7c00 ? finite : special) | ((x & 0x8000) << 16));
 #endif
 }
+
+// Of 8-bit floats: kLanes bytes, each in an element.
+PLAIT_HD UintVec load_bytes(const unsigned char* p) {
+#if defined(__AVX512F__) && !defined(__clang__)  // as with bfloat16
+  typedef char Byte16 __attribute__((vector_size(16)));
+  Byte16 bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
+  return (UintVec)__builtin_ia32_pmovzxbd512_mask(bytes, IntVec{}, (unsigned short)-1);
+#else
+  ByteVec bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
+  return __builtin_convertvector(bytes, UintVec);
+#endif
+}
+// Value of bytes with kFraction fraction bits; those from kSpecial on are no finite numbers, and
+// have the fraction that float has there. Subnormals: see to_float(E4m3).
+template <int kFraction, int kBias, unsigned kSpecial>
+PLAIT_HD Vec from_bytes(UintVec x) {
+  constexpr int kShift = 23 - kFraction;
+  constexpr float kUnit = __builtin_bit_cast(float, (128u - kBias - kFraction) << 23);
+  const UintVec magnitude = x & 0x7f;
+  const UintVec normal = (magnitude << kShift) + ((127u - kBias) << 23);
+  const UintVec subnormal = (UintVec)(__builtin_convertvector((IntVec)magnitude, Vec) * kUnit);
+  const UintVec special = magnitude << kShift | 0x7f800000;
+  const UintVec bits = magnitude < (1u << kFraction) ? subnormal
+                       : magnitude < kSpecial        ? normal
+                                                     : special;
+  return (Vec)(bits | (x & 0x80) << 24);
+}
+PLAIT_HD Vec load(const E4m3* p) { return from_bytes<3, 7, 0x7f>(load_bytes(&p->bits)); }
+PLAIT_HD Vec load(const E5m2* p) { return from_bytes<2, 15, 0x7c>(load_bytes(&p->bits)); }
 
 using plait::exp2;  // of floats, beside those of Vec below
 using plait::max;

@@ -66,6 +66,7 @@ struct Params {
   int block_size;           // page size; 1 where affine
   int num_qo_heads, num_kv_heads, group_size;
   float sm_scale;
+  float k_scale = 1, v_scale = 1;  // of fp8 K and V: host_device/scales.h
   Visibility visible;
   int zero = 0;             // stays 0; an order that ptxas cannot see through (sm90/compute.cuh)
   i64 num_kv_blocks;        // pages of k and v, affine: rows; where TMA stops reading

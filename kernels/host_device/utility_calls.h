@@ -45,12 +45,14 @@ struct AppendKvCall {
   char *k_cache, *v_cache;
   RowStrides k_new_stride, v_new_stride;  // in bytes
   KvStrides k_stride, v_stride;           // in bytes
-  int k_row_bytes, v_row_bytes;
+  int k_row_bytes, v_row_bytes;           // of the cache
   int num_tokens, num_kv_heads, block_size;
   int k_unit, v_unit;  // 16 where everything is aligned for it, else element bytes
   int affine;
   const void *slots, *batch_indices, *positions;  // slots null: by batch index and position
   int slots_bytes, batch_indices_bytes, positions_bytes;
+  Dtype dtype_new, dtype_cache;  // equal: rows are copied; else values / scale become fp8
+  float k_scale, v_scale;
   int padding = 0;
   i64 slots_stride, batch_indices_stride, positions_stride;
   BlockTable table;

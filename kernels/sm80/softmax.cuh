@@ -3,6 +3,7 @@
 // part until state().
 #pragma once
 #include "host_device/mask_bits.h"
+#include "host_device/scales.h"
 #include "host_device/visibility.h"
 #include "sm80/smem.cuh"
 
@@ -20,7 +21,7 @@ struct Softmax {
 
   // exp2(scale_log2 * s) are the weights of logits s as `transform` leaves them.
   static PLAIT_DEVICE float scale_log2(const Params& params) {
-    return Traits::kHasLogitsTransform ? kLog2e : params.sm_scale * kLog2e;
+    return Traits::kHasLogitsTransform ? kLog2e : logit_scale<Variant>(params) * kLog2e;
   }
 
   PLAIT_DEVICE void clear() {
@@ -46,7 +47,7 @@ struct Softmax {
 #pragma unroll
         for (int i = 0; i < kLogits; ++i) {
           float& s = tile.s[r][i];
-          s *= params.sm_scale;
+          s *= logit_scale<Variant>(params);
           if constexpr (Traits::kHasLogitsTransform) {
             s = Variant::logits_transform(
                 call.variant,

@@ -3,6 +3,7 @@
 // do. Source of the overlap: FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608), section 3.2.
 #pragma once
 #include "host_device/mask_bits.h"
+#include "host_device/scales.h"
 #include "host_device/softmax_state.h"
 #include "host_device/visibility.h"
 #include "ptx/copy.cuh"
@@ -239,7 +240,7 @@ struct Consumer {
     if constexpr (Traits::kHasLogitsTransform || !Traits::kUseSoftmax) {
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) {
-        s[i] *= params.sm_scale;
+        s[i] *= logit_scale<Variant>(params);
         if constexpr (Traits::kHasLogitsTransform) {
           s[i] = Variant::logits_transform(variant, context(unit, rows, k_pos, i), s[i]);
         }

@@ -3,6 +3,7 @@
 #pragma once
 #include "host_device/config.h"
 #include "host_device/convert.h"
+#include "host_device/scales.h"
 #include "host_device/variant.h"
 #include "tile/rows.cuh"
 
@@ -27,14 +28,15 @@ PLAIT_DEVICE void store4(T* address, const float (&x)[4]) {
   }
 }
 
-// Elements dim ... dim + 3 of the final row (token, qo_head), normalised. `empty`: the row saw no
-// key, so that it is 0 whatever the variant does to outputs.
+// Elements dim ... dim + 3 of the final row (token, qo_head), normalised but not scaled. `empty`:
+// the row saw no key, so that it is 0 whatever the variant does to outputs.
 template <KernelConfig kConfig, class V>
 PLAIT_DEVICE void store_out4(const Params& params, const typename V::Params& variant,
                              const PlanView& plan, int token, int qo_head, int dim, bool empty,
                              const float (&x)[4]) {
   if (!has_row(params, token)) return;
-  float y[4] = {x[0], x[1], x[2], x[3]};
+  const float scale = output_scale<V>(params);
+  float y[4] = {x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale};
   if constexpr (VariantTraits<V>::kHasOutputTransform) {
     const int request = plan.token_request[token], q_pos = plan.token_position[token];
     for (int i = 0; i < 4; ++i) {

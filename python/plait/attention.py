@@ -72,6 +72,7 @@ def _config(
     head_dim_qk=None,
     head_dim_vo=None,
     dtype="bfloat16",
+    kv_dtype=None,
     kv=None,
     device="cpu",
     variant=None,
@@ -98,7 +99,8 @@ def _config(
         num_kv_heads=integer(where, "num_kv_heads", num_kv_heads),
         head_dim_qk=head_dim_qk,
         head_dim_vo=head_dim_vo,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_dtype_name(dtype),
+        kv_dtype=None if kv_dtype is None else _dtype_name(kv_dtype),
         kv=instance(where, "kv", kv, KvFormat, "RaggedKv(), PagedKv(...) or ComposedKv(...)"),
         variant=instance(where, "variant", variant, Variant, "a plait.Variant, as causal()"),
         bounds=instance(where, "bounds", bounds, _plait.Bounds, "plait.Bounds(...)"),
@@ -110,11 +112,16 @@ def _config(
     )
 
 
-def _check_scale(sm_scale, where):
-    # What arrives below, where 0 means "not given".
-    as_float = ctypes.c_float(number(where, "sm_scale", sm_scale)).value
+def _dtype_name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_scale(sm_scale, where, name="sm_scale"):
+    # What arrives below, where an sm_scale of 0 means "not given".
+    as_float = ctypes.c_float(number(where, name, sm_scale)).value
     if not (math.isfinite(as_float) and as_float > 0):
-        raise ValueError(f"{where}: sm_scale is {sm_scale}; it must be finite and > 0 in float32")
+        raise ValueError(f"{where}: {name} is {sm_scale}; it must be finite and > 0 in float32")
+    return as_float
 
 
 def _rows(q):
@@ -138,7 +145,9 @@ class Attention:
     """Attention of one shape, KV format and variant, compiled for one device.
 
     num_qo_heads is a multiple of num_kv_heads; head dims are multiples of 8 up to 256. dtype is
-    that of q, K, V and out: "float32", "bfloat16" or "float16" (NumPy's bfloat16 is uint16).
+    that of q and out: "float32", "bfloat16" or "float16" (NumPy's bfloat16 is uint16). kv_dtype is
+    that of K and V: dtype (None), or "float8_e4m3fn" or "float8_e5m2" (or their bits as uint8),
+    whose values are the stored numbers times the scales that run() takes.
     bounds are the capacities that grid, workspace and kernels follow from. workspace may be shared;
     None makes one. sm_scale: 1 / sqrt(head_dim_qk). scheduler: "auto"; "lpt", Algorithm 1 of the
     paper; "unsplit", which cuts no request's keys. kernel: "auto"; on CUDA "plain", the slow,
@@ -170,6 +179,7 @@ class Attention:
         head_dim_qk: int | None = None,
         head_dim_vo: int | None = None,
         dtype: str = "bfloat16",
+        kv_dtype: str | None = None,
         kv: KvFormat | None = None,
         device: str = "cpu",
         variant: Variant | None = None,
@@ -187,6 +197,7 @@ class Attention:
             head_dim_qk=head_dim_qk,
             head_dim_vo=head_dim_vo,
             dtype=dtype,
+            kv_dtype=kv_dtype,
             kv=kv,
             device=device,
             variant=variant,
@@ -300,6 +311,8 @@ class Attention:
         lse=None,
         return_lse=True,
         sm_scale=None,
+        k_scale=1.0,
+        v_scale=1.0,
         stream=None,
         **variant_args,
     ):
@@ -308,7 +321,8 @@ class Attention:
         q [rows, num_qo_heads, head_dim_qk]; rows past the planned tokens are padding and come out
         as (0, -inf). kv: (k, v), ragged [kv rows, num_kv_heads, dim] or paged by the layout, or one
         5-D tensor. Any strides with the last one 1. out and lse (float32) are made like q where not
-        given; return_lse=False without lse= writes none. variant_args: parameters of the variant.
+        given; return_lse=False without lse= writes none. k_scale, v_scale: numbers; of fp8 K and V,
+        value = stored number * scale. variant_args: parameters of the variant.
         Returns (out [rows, num_qo_heads, head_dim_vo], lse [rows, num_qo_heads], natural log; None
         without softmax). Raises ValueError before anything is written, also where out or lse
         shares memory with another tensor of the call.
@@ -333,9 +347,15 @@ class Attention:
             sm_scale = 0.0
         else:
             _check_scale(sm_scale, "run")
+        if type(k_scale) is not float or k_scale != 1.0:
+            k_scale = _check_scale(k_scale, "run", "k_scale")
+        if type(v_scale) is not float or v_scale != 1.0:
+            v_scale = _check_scale(v_scale, "run", "v_scale")
         if out is None:
             out = empty_like(q, (_rows(q), *self._out_tail))
         if lse is None and return_lse and self._has_lse:
             lse = empty_like(q, (_rows(q), self._out_tail[0]), float32=True)
-        self._impl.run(q, k, v, out, lse, sm_scale, stream, variant_args or None)
+        self._impl.run(
+            q, k, v, out, lse, sm_scale, k_scale, v_scale, stream, variant_args or None
+        )
         return out, lse

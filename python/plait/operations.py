@@ -1,7 +1,7 @@
 """The operations beside attention: merging states and writing new tokens into a cache."""
 
 from plait import _plait
-from plait.arguments import instance
+from plait.arguments import instance, number
 from plait.formats import KvFormat, _refuse_unknown, given
 from plait.tensors import empty_like
 
@@ -55,6 +55,9 @@ def append_kv(
     slot_mapping=None,
     batch_indices=None,
     positions=None,
+    kv_dtype=None,
+    k_scale=1.0,
+    v_scale=1.0,
     stream=None,
     **tables,
 ):
@@ -63,6 +66,11 @@ def append_kv(
     k_new, v_new [tokens, num_kv_heads, dim]; kv_cache as in Attention.run. Where they go: either
     slot_mapping [tokens], page * page_size + offset, or batch_indices and positions [tokens]
     through the tables of plan(). -1 skips a token. Index arrays lie on host or device.
+
+    k_new and v_new have the cache's dtype. Of a cache in "float8_e4m3fn" or "float8_e5m2" (kv_dtype
+    says which, where the tensors are its bits as uint8) they may also be float32, bfloat16 or
+    float16: then stored number = value / k_scale (v_scale), rounded to nearest even, the largest
+    finite number for what is beyond it. Give Attention.run() the same scales.
     Raises ValueError naming array, place and value before anything is written.
     """
     _refuse_unknown("append_kv", tables)
@@ -77,5 +85,17 @@ def append_kv(
     else:
         k, v = kv_cache, None
     _plait.append_kv(
-        kv, k_new, v_new, k, v, slot_mapping, batch_indices, positions, given(**tables), stream
+        kv,
+        k_new,
+        v_new,
+        k,
+        v,
+        slot_mapping,
+        batch_indices,
+        positions,
+        given(**tables),
+        None if kv_dtype is None else str(kv_dtype).removeprefix("torch."),
+        number("append_kv", "k_scale", k_scale),
+        number("append_kv", "v_scale", v_scale),
+        stream,
     )

@@ -105,17 +105,47 @@ def merge(states):
         return (share[..., None] * v).sum(0), np.where(np.isneginf(top), 0, top) + np.log(total)
 
 
-# --- storage dtypes: NumPy has no bfloat16, so its bits travel as uint16 -------------------------
+# --- storage dtypes: what NumPy lacks travels as bits, bfloat16 in uint16 and fp8 in uint8 ---------
+
+def _fp8_numbers(fraction_bits, bias, last_finite, infinity=None):
+    """The value of each of the 256 codes, and the largest finite code. Micikevicius et al., 2022."""
+    code = np.arange(128)
+    exponent, fraction = code >> fraction_bits, code % (1 << fraction_bits)
+    numbers = np.where(exponent == 0, np.ldexp(1.0 * fraction, 1 - bias - fraction_bits),
+                       np.ldexp(1.0 * fraction + (1 << fraction_bits), exponent - bias - fraction_bits))
+    numbers[last_finite + 1:] = np.nan
+    if infinity is not None:
+        numbers[infinity] = np.inf
+    return np.concatenate([numbers, -numbers]).astype(np.float32), last_finite
+
+
+FP8 = {"float8_e4m3fn": _fp8_numbers(3, 7, 0x7E), "float8_e5m2": _fp8_numbers(2, 15, 0x7B, 0x7C)}
+
+
+def _to_fp8(x, dtype):
+    numbers, largest = FP8[dtype]
+    x = np.asarray(x, np.float64)  # exact midpoints
+    finite = numbers[:largest + 1].astype(np.float64)
+    middles = (finite[:-1] + finite[1:]) / 2
+    size = np.where(np.isnan(x), 0, np.abs(x))
+    code = np.searchsorted(middles, size)            # the lower of two neighbours where x is midway
+    tie = (code < largest) & (size == middles[np.minimum(code, largest - 1)])
+    code = np.where(tie, code + code % 2, code)
+    return np.where(np.isnan(x), 0x7F, code + 128 * np.signbit(x)).astype(np.uint8)
+
 
 def to_storage(x, dtype):
-    """Values rounded (to nearest, ties to even) to the NumPy array that stores `dtype`."""
+    """Values rounded (to nearest, ties to even; fp8: at most to the largest finite number) to the
+    NumPy array that stores `dtype`."""
     x = np.asarray(x, np.float32)
+    if dtype in FP8:
+        return _to_fp8(x, dtype)
     if dtype == "float32":
         return x
     if dtype == "float16":
         return x.astype(np.float16)
     if dtype != "bfloat16":
-        raise ValueError(f"to_storage: dtype is {dtype!r}, not float32, bfloat16 or float16")
+        raise ValueError(f"to_storage: dtype is {dtype!r}, not float32, bfloat16, float16 or fp8")
     bits = x.view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FFF), rounded)
@@ -125,6 +155,8 @@ def from_storage(x, dtype):
     """float32 values of stored `dtype`."""
     if dtype == "bfloat16":
         return (np.asarray(x).astype(np.uint32) << 16).view(np.float32)
+    if dtype in FP8:
+        return FP8[dtype][0][np.asarray(x)]
     return np.asarray(x).astype(np.float32)
 
 

@@ -16,12 +16,12 @@ _handles = itertools.count(2)  # 0 and 1 would be specialised on by torch.compil
 _attentions = weakref.WeakValueDictionary()
 _library = torch.library.Library("plait", "FRAGMENT")
 _library.define(
-    "attention(SymInt attention, Tensor q, Tensor k, Tensor v, float? sm_scale=None) -> "
-    "(Tensor, Tensor)"
+    "attention(SymInt attention, Tensor q, Tensor k, Tensor v, float? sm_scale=None, "
+    "float k_scale=1.0, float v_scale=1.0) -> (Tensor, Tensor)"
 )
 _library.define(
     "run(SymInt attention, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) lse, "
-    "float? sm_scale=None) -> ()"
+    "float? sm_scale=None, float k_scale=1.0, float v_scale=1.0) -> ()"
 )
 
 
@@ -50,12 +50,16 @@ def _attention_of(number):
         ) from None
 
 
-def _attention(number, q, k, v, sm_scale=None):
-    return _attention_of(number).run(q, (k, v), sm_scale=sm_scale)
+def _attention(number, q, k, v, sm_scale=None, k_scale=1.0, v_scale=1.0):
+    return _attention_of(number).run(
+        q, (k, v), sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale
+    )
 
 
-def _run(number, q, k, v, out, lse, sm_scale=None):
-    _attention_of(number).run(q, (k, v), out=out, lse=lse, sm_scale=sm_scale)
+def _run(number, q, k, v, out, lse, sm_scale=None, k_scale=1.0, v_scale=1.0):
+    _attention_of(number).run(
+        q, (k, v), out=out, lse=lse, sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale
+    )
 
 
 for _key in ("CPU", "CUDA"):
@@ -64,10 +68,10 @@ for _key in ("CPU", "CUDA"):
 
 
 @torch.library.register_fake("plait::attention", lib=_library)
-def _(number, q, k, v, sm_scale=None):
+def _(number, q, k, v, sm_scale=None, k_scale=1.0, v_scale=1.0):
     return (q.new_empty((*q.shape[:2], v.shape[-1])), q.new_empty(q.shape[:2], dtype=torch.float32))
 
 
 @torch.library.register_fake("plait::run", lib=_library)
-def _(number, q, k, v, out, lse, sm_scale=None):
+def _(number, q, k, v, out, lse, sm_scale=None, k_scale=1.0, v_scale=1.0):
     return None

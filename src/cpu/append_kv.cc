@@ -1,4 +1,5 @@
-// append_kv on the CPU: the rows of new tokens are copied to their slots of the cache.
+// append_kv on the CPU: the rows of new tokens go to their slots of the cache, as they are or
+// rounded to 8 bits.
 #include <cstring>
 
 #include "cpu/thread_pool.h"
@@ -29,18 +30,45 @@ bool slot_of(const AppendParams& p, int i, KeySlot& slot) {
   return true;
 }
 
+template <class To, class From>
+void quantise(const void* from, i64 from_offset, void* to, i64 to_offset, int dim, float scale) {
+  const From* x = static_cast<const From*>(from) + from_offset;
+  To* y = static_cast<To*>(to) + to_offset;
+  for (int d = 0; d < dim; ++d) y[d] = from_float<To>(to_float(x[d]) / scale);
+}
+
+template <class To>
+void quantise(Dtype dtype_from, const void* from, i64 from_offset, void* to, i64 to_offset, int dim,
+              float scale) {
+  if (dtype_from == Dtype::kFloat32) {
+    quantise<To, float>(from, from_offset, to, to_offset, dim, scale);
+  } else if (dtype_from == Dtype::kBfloat16) {
+    quantise<To, Bfloat16>(from, from_offset, to, to_offset, dim, scale);
+  } else {
+    quantise<To, Float16>(from, from_offset, to, to_offset, dim, scale);
+  }
+}
+
 }  // namespace
 
 void cpu_append_kv(const AppendParams& params) {
   const AppendParams& p = params;
-  const i64 bytes = bytes_of(p.dtype);
-  const auto copy_rows = [&](const void* from, const RowStrides& from_stride, void* to,
-                             const KvStrides& to_stride, int dim, int i, const KeySlot& slot) {
+  const i64 bytes = bytes_of(p.dtype_cache);
+  const auto write_rows = [&](const void* from, const RowStrides& from_stride, void* to,
+                              const KvStrides& to_stride, int dim, float scale, int i,
+                              const KeySlot& slot) {
     for (int h = 0; h < p.num_kv_heads; ++h) {
-      std::memcpy(
-          static_cast<char*>(to) + key_offset(to_stride, slot, h, p.affine) * bytes,
-          static_cast<const char*>(from) + (i * from_stride.token + h * from_stride.head) * bytes,
-          static_cast<std::size_t>(dim * bytes));
+      const i64 from_offset = i * from_stride.token + h * from_stride.head;
+      const i64 to_offset = key_offset(to_stride, slot, h, p.affine);
+      if (p.dtype_new == p.dtype_cache) {
+        std::memcpy(static_cast<char*>(to) + to_offset * bytes,
+                    static_cast<const char*>(from) + from_offset * bytes,
+                    static_cast<std::size_t>(dim * bytes));
+      } else if (p.dtype_cache == Dtype::kE4m3) {
+        quantise<E4m3>(p.dtype_new, from, from_offset, to, to_offset, dim, scale);
+      } else {
+        quantise<E5m2>(p.dtype_new, from, from_offset, to, to_offset, dim, scale);
+      }
     }
   };
   const i64 token_bytes = bytes * p.num_kv_heads * (p.head_dim_qk + p.head_dim_vo);
@@ -48,8 +76,8 @@ void cpu_append_kv(const AppendParams& params) {
   cpu::thread_pool().run(p.num_tokens, max_threads, [&](int i, int) {
     KeySlot slot;
     if (!slot_of(p, i, slot)) return;
-    copy_rows(p.k_new, p.k_new_stride, p.k_cache, p.k_stride, p.head_dim_qk, i, slot);
-    copy_rows(p.v_new, p.v_new_stride, p.v_cache, p.v_stride, p.head_dim_vo, i, slot);
+    write_rows(p.k_new, p.k_new_stride, p.k_cache, p.k_stride, p.head_dim_qk, p.k_scale, i, slot);
+    write_rows(p.v_new, p.v_new_stride, p.v_cache, p.v_stride, p.head_dim_vo, p.v_scale, i, slot);
   });
 }
 

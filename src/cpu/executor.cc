@@ -143,7 +143,7 @@ class CpuExecutor : public Executor {
     const int max_threads = work_us < kInlineUs ? 1 : config_.max_ctas;
     pool_->run(static_cast<int>(tasks.size()), max_threads, [&](int i, int thread) {
       const Task& task = tasks[i];
-      kernel_.function({&params, variant, config_.head_dim_qk, config_.head_dim_vo,
+      kernel_.function({&params, variant, config_.dtype, config_.head_dim_qk, config_.head_dim_vo,
                         scratch_of(thread), phase, task.index, task.kv_head, task.num_heads});
     });
   }

@@ -24,16 +24,18 @@ std::optional<BuiltinVariant> builtin_variant(const Variant& variant) {
 const char* cpp_name(Dtype dtype) {
   return dtype == Dtype::kFloat32    ? "plait::Dtype::kFloat32"
          : dtype == Dtype::kBfloat16 ? "plait::Dtype::kBfloat16"
-                                     : "plait::Dtype::kFloat16";
+         : dtype == Dtype::kFloat16  ? "plait::Dtype::kFloat16"
+         : dtype == Dtype::kE4m3     ? "plait::Dtype::kE4m3"
+                                     : "plait::Dtype::kE5m2";
 }
 
-Function builtin(const std::string& instruction_set, Dtype dtype, BuiltinVariant variant) {
+Function builtin(const std::string& instruction_set, Dtype dtype_kv, BuiltinVariant variant) {
 #if defined(__x86_64__)
-  if (instruction_set == "x86-64-v4") return builtin_x86_64_v4(dtype, variant);
-  if (instruction_set == "x86-64-v3") return builtin_x86_64_v3(dtype, variant);
+  if (instruction_set == "x86-64-v4") return builtin_x86_64_v4(dtype_kv, variant);
+  if (instruction_set == "x86-64-v3") return builtin_x86_64_v3(dtype_kv, variant);
 #endif
   (void)instruction_set;
-  return builtin_baseline(dtype, variant);
+  return builtin_baseline(dtype_kv, variant);
 }
 
 }  // namespace
@@ -73,14 +75,14 @@ std::string kernel_text(const AttentionConfig& config) {
   return concat("#include \"cpu/attention.h\"\n", jit::variant_source(config.variant),
                 "extern \"C\" __attribute__((visibility(\"default\"))) void ", kEntry,
                 "(const plait::cpu::Call& call) {\n  plait::cpu::attention<plait::cpu::Config{",
-                cpp_name(config.dtype), ", ", config.head_dim_qk, ", ", config.head_dim_vo,
+                cpp_name(config.dtype_kv()), ", ", config.head_dim_qk, ", ", config.head_dim_vo,
                 "}, plait::Variant>(call);\n}\n");
 }
 
 Kernel find_kernel(const AttentionConfig& config, const std::string& instruction_set) {
   if (const auto variant = builtin_variant(config.variant)) {
     const std::string set = instruction_set.empty() ? instruction_sets()[0] : instruction_set;
-    return {builtin(set, config.dtype, *variant), "cpu " + set};
+    return {builtin(set, config.dtype_kv(), *variant), "cpu " + set};
   }
   void* compiled = jit::compile_host(kernel_text(config), kEntry, config.variant.name());
   return {reinterpret_cast<Function>(compiled), "cpu compiled for this machine"};

@@ -5,6 +5,7 @@
 
 #include "cuda/sm90_tiles.h"
 #include "cuda/tile_choice.h"
+#include "host_device/convert.h"
 #include "jit/jit.h"
 #include "plait/error.h"
 #include "sm90/smem.h"
@@ -175,19 +176,20 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   const bool ragged = config.kv.kind == KvFormat::kRagged;
   const Loader copies = ragged ? Loader::kAffine : Loader::kGather;  // row by row
   const bool sm80_arch = std::atoi(arch.c_str()) >= 80;
-  const bool sm80 = sm80_arch && sm80_takes(config.dtype);
-  const bool sm90 = sm90_takes(config.dtype);
+  const bool fp8 = is_fp8(config.dtype_kv());
+  const bool sm80 = sm80_arch && sm80_takes(config.dtype) && !fp8;
+  const bool sm90 = sm90_takes(config.dtype) && !fp8;
   if (is_sm80(config.kernel)) {
     check(sm80_arch, "kernel 'sm80' needs a GPU of compute capability 8.0 or later, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
-    check(sm80, "kernel 'sm80' takes bfloat16 and float16, not ", to_string(config.dtype),
-          "; 'auto' and 'plain' run it");
+    check(sm80, "kernel 'sm80' takes bfloat16 and float16, not ",
+          to_string(fp8 ? config.dtype_kv() : config.dtype), "; 'auto' and 'plain' run it");
   }
   if (is_sm90(config.kernel)) {
     check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
-    check(sm90, "kernel 'sm90a' takes bfloat16 and float16, not ", to_string(config.dtype),
-          "; 'auto' and 'plain' run it");
+    check(sm90, "kernel 'sm90a' takes bfloat16 and float16, not ",
+          to_string(fp8 ? config.dtype_kv() : config.dtype), "; 'auto' and 'plain' run it");
   }
   const bool any = config.kernel == "auto";
   if (is_sm90(config.kernel) || (any && arch == "90a" && sm90)) {
@@ -211,7 +213,9 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
     return config.kernel.size() > 5 ? forced_tile(query, config.kernel.substr(5))
                                     : choose_tiles(query);
   }
-  return plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo, copies);
+  KernelConfig plain = plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo, copies);
+  plain.dtype_kv = config.dtype_kv();
+  return plain;
 }
 
 }  // namespace plait::cuda

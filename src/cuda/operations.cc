@@ -77,14 +77,14 @@ void cuda_append_kv(const AppendParams& p, const Device& device, Stream stream) 
   const CurrentDevice current(gpu);
   const long long num_warps = 2LL * p.num_tokens * p.num_kv_heads;
   if (num_warps == 0) return;
-  const int element_bytes = bytes_of(p.dtype);
+  const int new_bytes = bytes_of(p.dtype_new), element_bytes = bytes_of(p.dtype_cache);
   AppendKvCall call{};
   call.k_new = static_cast<const char*>(p.k_new);
   call.v_new = static_cast<const char*>(p.v_new);
   call.k_cache = static_cast<char*>(p.k_cache);
   call.v_cache = static_cast<char*>(p.v_cache);
-  call.k_new_stride = in_bytes(p.k_new_stride, element_bytes);
-  call.v_new_stride = in_bytes(p.v_new_stride, element_bytes);
+  call.k_new_stride = in_bytes(p.k_new_stride, new_bytes);
+  call.v_new_stride = in_bytes(p.v_new_stride, new_bytes);
   call.k_stride = in_bytes(p.k_stride, element_bytes);
   call.v_stride = in_bytes(p.v_stride, element_bytes);
   call.k_row_bytes = p.head_dim_qk * element_bytes;
@@ -96,6 +96,10 @@ void cuda_append_kv(const AppendParams& p, const Device& device, Stream stream) 
                           element_bytes);
   call.v_unit = copy_unit(p.v_new, p.v_cache, call.v_new_stride, call.v_stride, call.v_row_bytes,
                           element_bytes);
+  call.dtype_new = p.dtype_new;
+  call.dtype_cache = p.dtype_cache;
+  call.k_scale = p.k_scale;
+  call.v_scale = p.v_scale;
   call.affine = p.affine;
   call.slots = p.slots;
   call.slots_bytes = p.slots_bytes;

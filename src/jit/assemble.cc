@@ -232,7 +232,9 @@ std::string describe(const KernelConfig& c) {
   if (template_of(c) == Template::kSm80) shapes += concat("x", c.num_stages);
   std::string dims = concat("d", c.head_dim_qk);
   if (c.head_dim_vo != c.head_dim_qk) dims += concat("/", c.head_dim_vo);
-  return concat(short_name(c.dtype_q), " ", dims, " ", short_name(c.loader), " ", shapes);
+  std::string dtypes = short_name(c.dtype_q);
+  if (c.dtype_kv != c.dtype_q) dtypes += concat("/", short_name(c.dtype_kv));
+  return concat(dtypes, " ", dims, " ", short_name(c.loader), " ", shapes);
 }
 
 }  // namespace

@@ -409,9 +409,13 @@ TEST(Attention, ConfigRefusals) {
       refused([](AttentionConfig& c) { c.head_dim_vo = 512; }),
       "attention: head_dim_vo is 512; it must be a multiple of 8 from 8 to 256 (MLA shapes are "
       "not supported yet)");
-  EXPECT_EQ(refused([](AttentionConfig& c) { c.dtype = Dtype::kE4m3; }),
-            "attention: dtype is float8_e4m3, which is not supported yet; plait takes float32, "
-            "bfloat16 and float16");
+  EXPECT_EQ(
+      refused([](AttentionConfig& c) { c.dtype = Dtype::kE4m3; }),
+      "attention: dtype is float8_e4m3fn, but q and out are float32, bfloat16 or float16; K and "
+      "V may be float8_e4m3fn (kv_dtype)");
+  EXPECT_EQ(refused([](AttentionConfig& c) { c.kv_dtype = Dtype::kFloat16; }),
+            "attention: kv_dtype is float16; it must be dtype, float32, or float8_e4m3fn or "
+            "float8_e5m2");
   EXPECT_EQ(refused([](AttentionConfig& c) { c.bounds.keys = 0; }),
             "attention: bounds.keys is 0; it must be 1 ... 1073741824");
   EXPECT_EQ(refused([](AttentionConfig& c) { c.bounds.requests = 0; }),

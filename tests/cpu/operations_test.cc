@@ -83,6 +83,44 @@ TYPED_TEST(CpuOperations, MergeMeetsFloat64) {
   }
 }
 
+// Values / scale, of every input type, in both fp8 types.
+TYPED_TEST(CpuOperations, AppendRoundsValuesToFp8) {
+  using T = TypeParam;
+  const int num_tokens = 3, num_heads = 2, dim = 8;
+  std::vector<T> k_new(num_tokens * num_heads * dim), v_new(k_new.size());
+  for (size_t i = 0; i < k_new.size(); ++i) {
+    k_new[i] = from_float<T>(0.37f * static_cast<float>(i) - 5.0f);
+    v_new[i] = from_float<T>(i % 7 == 0 ? 3e4f : 0.011f * static_cast<float>(i));
+  }
+  const std::vector<int> slots{4, -1, 0};
+  const auto check = [&](auto fp8, Dtype dtype_cache) {
+    using Fp8 = decltype(fp8);
+    std::vector<Fp8> k(5 * num_heads * dim, Fp8{0x33}), v = k;
+    AppendParams p{};
+    p.k_new = k_new.data(), p.v_new = v_new.data(), p.k_cache = k.data(), p.v_cache = v.data();
+    p.k_new_stride = p.v_new_stride = {num_heads * dim, dim};
+    p.k_stride = p.v_stride = {0, num_heads * dim, dim};
+    p.num_tokens = num_tokens, p.num_kv_heads = num_heads, p.block_size = 1, p.affine = true;
+    p.head_dim_qk = p.head_dim_vo = dim;
+    p.dtype_new = kDtypeOf<T>, p.dtype_cache = dtype_cache;
+    p.k_scale = 0.3f, p.v_scale = 2.0f;
+    p.slots = slots.data(), p.slots_on_host = true, p.slots_bytes = 4, p.slots_stride = 1;
+    cpu_append_kv(p);
+    for (int slot = 0; slot < 5; ++slot) {
+      for (int i = 0; i < num_heads * dim; ++i) {
+        const int token = slot == 4 ? 0 : slot == 0 ? 2 : -1, at = token * num_heads * dim + i;
+        const auto want = [&](const std::vector<T>& from, float scale) {
+          return token < 0 ? 0x33 : from_float<Fp8>(to_float(from[at]) / scale).bits;
+        };
+        ASSERT_EQ(k[slot * num_heads * dim + i].bits, want(k_new, 0.3f)) << slot << " " << i;
+        ASSERT_EQ(v[slot * num_heads * dim + i].bits, want(v_new, 2.0f)) << slot << " " << i;
+      }
+    }
+  };
+  check(E4m3{}, Dtype::kE4m3);
+  check(E5m2{}, Dtype::kE5m2);
+}
+
 TYPED_TEST(CpuOperations, AppendWritesItsSlotsAndNothingElse) {
   using T = TypeParam;
   for (const int num_tokens : {1, 5, 700}) {
@@ -107,7 +145,7 @@ TYPED_TEST(CpuOperations, AppendWritesItsSlotsAndNothingElse) {
     p.v_stride = {page * num_heads * dim_vo, dim_vo, page * dim_vo};
     p.num_tokens = num_tokens, p.num_kv_heads = num_heads;
     p.head_dim_qk = dim_qk, p.head_dim_vo = dim_vo, p.block_size = page;
-    p.dtype = kDtypeOf<T>;
+    p.dtype_new = p.dtype_cache = kDtypeOf<T>;
     p.slots = slots.data(), p.slots_on_host = true, p.slots_bytes = 4, p.slots_stride = 1;
     cpu_append_kv(p);
 
@@ -148,7 +186,7 @@ TEST(CpuAppend, BatchIndexAndPositionThroughATable) {
   p.k_new_stride = p.v_new_stride = {8, 8};
   p.k_stride = p.v_stride = {16, 8, 8};
   p.num_tokens = 4, p.num_kv_heads = 1, p.head_dim_qk = p.head_dim_vo = 8, p.block_size = 2;
-  p.dtype = Dtype::kFloat32;
+  p.dtype_new = p.dtype_cache = Dtype::kFloat32;
   p.batch_indices = batch.data(), p.batch_indices_bytes = 8, p.batch_indices_stride = 1;
   p.positions = position.data(), p.positions_bytes = 4, p.positions_stride = 1;
   p.table.indices = pages.data(), p.table.list_begin = begin.data(), p.table.list_begin_bytes = 8;

@@ -110,8 +110,8 @@ struct MaskMeaning : PlainMeaning {
   }
 };
 // Where the keys of token t's request end.
-template <class T>
-int mask_end(const Case<T>& c, int t) {
+template <class T, class Kv>
+int mask_end(const Case<T, Kv>& c, int t) {
   const int request = c.view.token_request[t];
   int end = 0;
   for (int i = 0; i < c.num_tokens(); ++i) {
@@ -174,8 +174,8 @@ inline PlanTarget target_of(const Shape& shape, int tile_q, int num_ctas) {
 // Plans for `target`, runs kernel(call) on CTAs of num_threads with two rows of padding, and
 // compares every element of out and lse. Returns how many merge sources the plan had, so that a
 // test can say that it split.
-template <class V, class T, class Meaning, class Kernel>
-int run_emulated(const Case<T>& c, const typename V::Params& variant, const Meaning& meaning,
+template <class V, class T, class Kv, class Meaning, class Kernel>
+int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const Meaning& meaning,
                  const PlanTarget& target, int num_threads, Kernel&& kernel, double tolerance,
                  double lse_tolerance) {
   const Shape& s = c.shape;
@@ -255,6 +255,8 @@ int run_emulated(const Case<T>& c, const typename V::Params& variant, const Mean
   p.num_kv_heads = s.num_kv_heads;
   p.group_size = s.group_size;
   p.sm_scale = c.sm_scale;
+  p.k_scale = c.k_scale;
+  p.v_scale = c.v_scale;
   p.visible = c.visible;
   p.num_kv_blocks = c.num_slots / block;
 

@@ -38,18 +38,19 @@ struct KeyList {
   std::vector<int> slots;
 };
 
-template <class T>
+template <class T, class Kv = T>
 struct Case {
   Shape shape;
   Visibility visible;
-  float sm_scale = 0.3f;
+  float sm_scale = 0.3f, k_scale = 1, v_scale = 1;
   BsrView view;
   std::vector<int> pages;      // !affine: block lists one after the other
   std::vector<KeyList> lists;  // of each row block
   // Of every list, also those that no row block has: the shared one (if any), then by request.
   std::vector<int> page_indptr{0}, first_row, list_len;
-  int num_slots = 0;           // of the cache: pages * page_size, or rows
-  Values<T> q{0}, k{0}, v{0};  // [tokens, qo heads, qk], [slots, kv heads, qk | vo]
+  int num_slots = 0;      // of the cache: pages * page_size, or rows
+  Values<T> q{0};         // [tokens, qo heads, qk]
+  Values<Kv> k{0}, v{0};  // [slots, kv heads, qk | vo]
 
   int num_tokens() const { return static_cast<int>(view.token_request.size()); }
   int num_qo_heads() const { return shape.num_kv_heads * shape.group_size; }
@@ -57,11 +58,11 @@ struct Case {
 
 // Requests of the given query and key lengths. `shared_keys` > 0: a level more, in front, whose one
 // row block holds the tokens of all requests (through a row map, in reverse order of requests).
-template <class T>
-Case<T> make_case(const Shape& shape, const Visibility& visible, const std::vector<int>& q_lens,
-                  const std::vector<int>& kv_lens, int shared_keys, unsigned seed) {
+template <class T, class Kv = T>
+Case<T, Kv> make_case(const Shape& shape, const Visibility& visible, const std::vector<int>& q_lens,
+                      const std::vector<int>& kv_lens, int shared_keys, unsigned seed) {
   std::mt19937 random(seed);
-  Case<T> c;
+  Case<T, Kv> c;
   c.shape = shape;
   c.visible = visible;
   BsrView& view = c.view;
@@ -128,8 +129,8 @@ Case<T> make_case(const Shape& shape, const Visibility& visible, const std::vect
 
   const std::size_t slots = c.num_slots, heads = shape.num_kv_heads;
   c.q = Values<T>(static_cast<std::size_t>(c.num_tokens()) * c.num_qo_heads() * shape.head_dim_qk);
-  c.k = Values<T>(slots * heads * shape.head_dim_qk);
-  c.v = Values<T>(slots * heads * shape.head_dim_vo);
+  c.k = Values<Kv>(slots * heads * shape.head_dim_qk);
+  c.v = Values<Kv>(slots * heads * shape.head_dim_vo);
   c.q.randomise(random);
   c.k.randomise(random);
   c.v.randomise(random);
@@ -138,7 +139,7 @@ Case<T> make_case(const Shape& shape, const Visibility& visible, const std::vect
   for (const KeyList& list : c.lists) {
     for (const int slot : list.slots) owned[slot] = true;
   }
-  const T nan = from_float<T>(std::numeric_limits<float>::quiet_NaN());
+  const Kv nan = from_float<Kv>(std::numeric_limits<float>::quiet_NaN());
   for (std::size_t s = 0; s < slots; ++s) {
     if (owned[s]) continue;
     std::fill_n(c.k.data.begin() + s * heads * shape.head_dim_qk, heads * shape.head_dim_qk, nan);
@@ -163,8 +164,8 @@ struct Expected {
   std::vector<double> lse;  // [tokens, qo heads]
 };
 
-template <class T, class Meaning>
-Expected reference(const Case<T>& c, const Meaning& meaning) {
+template <class T, class Kv, class Meaning>
+Expected reference(const Case<T, Kv>& c, const Meaning& meaning) {
   const Shape& s = c.shape;
   const int heads = c.num_qo_heads(), dqk = s.head_dim_qk, dvo = s.head_dim_vo;
   Expected e;
@@ -197,8 +198,8 @@ Expected reference(const Case<T>& c, const Meaning& meaning) {
           const std::size_t row =
               static_cast<std::size_t>(c.lists[b].slots[j]) * s.num_kv_heads + kv_head;
           std::vector<double> k(dqk), x(dvo);
-          for (int i = 0; i < dqk; ++i) k[i] = c.k[row * dqk + i];
-          for (int i = 0; i < dvo; ++i) x[i] = c.v[row * dvo + i];
+          for (int i = 0; i < dqk; ++i) k[i] = c.k[row * dqk + i] * c.k_scale;
+          for (int i = 0; i < dvo; ++i) x[i] = c.v[row * dvo + i] * c.v_scale;
           meaning.key(k, k_pos);
           meaning.value(x);
           double dot = 0;

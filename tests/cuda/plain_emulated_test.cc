@@ -30,8 +30,8 @@ inline constexpr KernelConfig kConfigOf{.dtype_q = kDtype,
                                         .num_shapes = 1,
                                         .shapes = {{Mma::kScalar, kTileQ, 1}}};
 
-template <KernelConfig kConfig, class V, class T, class Meaning>
-int run_and_compare(const Case<T>& c, const typename V::Params& variant, const Meaning& meaning,
+template <KernelConfig kConfig, class V, class T, class Kv, class Meaning>
+int run_and_compare(const Case<T, Kv>& c, const typename V::Params& variant, const Meaning& meaning,
                     int num_ctas, double tolerance) {
   return run_emulated<V>(
       c, variant, meaning, target_of(c.shape, kConfig.shapes[0].tile_q, num_ctas),
@@ -128,6 +128,30 @@ TEST(PlainEmulated, Float16LargestHead) {
   run_and_compare<kConfigOf<Dtype::kFloat16, 256, 248, Loader::kGather, 8>, Standard>(
       c, {}, PlainMeaning{}, 2, 1.0 / 2048);
 }
+
+// Numbers of 8 bits times scales; a transform must see the values.
+template <Dtype kDtypeKv>
+inline constexpr KernelConfig kFp8ConfigOf = [] {
+  KernelConfig config = kConfigOf<Dtype::kFloat32, 24, 40, Loader::kGather, 16>;
+  config.dtype_kv = kDtypeKv;
+  return config;
+}();
+template <class Kv, Dtype kDtypeKv>
+void check_fp8(unsigned seed) {
+  auto c = make_case<float, Kv>({}, {1, -1, 0}, {1, 6, 1}, {200, 40, 0}, 0, seed);
+  c.k_scale = 1.75f;
+  c.v_scale = 0.375f;
+  EXPECT_GT((run_and_compare<kFp8ConfigOf<kDtypeKv>, Standard>(c, {}, PlainMeaning{}, 4,
+                                                               kFloatTolerance)),
+            0);
+  AllFunctorsMeaning meaning;
+  meaning.bias = 0.75;
+  for (int h = 0; h < c.num_qo_heads(); ++h) meaning.slopes.push_back(0.01f * (h + 1));
+  run_and_compare<kFp8ConfigOf<kDtypeKv>, AllFunctors>(c, {0.75f, meaning.slopes.data()}, meaning,
+                                                       4, 5e-5);
+}
+TEST(PlainEmulated, E4m3) { check_fp8<E4m3, Dtype::kE4m3>(12); }
+TEST(PlainEmulated, E5m2) { check_fp8<E5m2, Dtype::kE5m2>(13); }
 
 }  // namespace
 }  // namespace plait::test

@@ -43,8 +43,8 @@ template <class T>
 constexpr double kTolerance = std::is_same_v<T, Bfloat16> ? 1.0 / 128 : 1.0 / 1024;
 constexpr double kLseTolerance = 2e-5;
 
-template <KernelConfig kConfig, class V, class T, class Meaning>
-int run_and_compare(const Case<T>& c, const typename V::Params& variant, const Meaning& meaning,
+template <KernelConfig kConfig, class V, class T, class Kv, class Meaning>
+int run_and_compare(const Case<T, Kv>& c, const typename V::Params& variant, const Meaning& meaning,
                     int num_ctas, double tolerance = kTolerance<T>,
                     double lse_tolerance = kLseTolerance) {
   PlanTarget target = target_of(c.shape, kConfig.shapes[0].tile_q, num_ctas);

@@ -30,8 +30,8 @@ PlanTarget target_of(const KernelConfig& config, const Shape& shape, int num_cta
 
 // As in emulated_case.h, with the sm90 kernel of `kConfig`, in both orders of threads. Inputs, P
 // and the result are rounded to 16 bits.
-template <KernelConfig kConfig, class V = Standard, class T, class Meaning = PlainMeaning>
-int run_sm90(const Case<T>& c, int num_ctas, const typename V::Params& variant = {},
+template <KernelConfig kConfig, class V = Standard, class T, class Kv, class Meaning = PlainMeaning>
+int run_sm90(const Case<T, Kv>& c, int num_ctas, const typename V::Params& variant = {},
              const Meaning& meaning = {}, double lse_tolerance = 2e-5) {
   const int page_size = c.shape.affine ? 0 : c.shape.page_size;
   ptx::MappedTensor tensors[2];

@@ -175,6 +175,44 @@ TEST(AppendKvEmulated, ByBatchIndexAndPositionThroughAPageTable) {
   c.expect({3 * 4 + 2, 1 * 4 + 0, 0 * 4 + 1, -1, 5 * 4 + 3});
 }
 
+TEST(AppendKvEmulated, RoundsValuesToFp8) {
+  const int dim = 40, heads = 3;
+  std::vector<Bfloat16> k_new(heads * dim), v_new(heads * dim);
+  for (int i = 0; i < heads * dim; ++i) {
+    k_new[i] = from_float<Bfloat16>(0.37f * i - 20.0f);
+    v_new[i] = from_float<Bfloat16>(i % 9 == 0 ? -1e9f : 1e-3f * i);
+  }
+  std::vector<E4m3> k(2 * heads * dim, E4m3{0x33});
+  std::vector<E4m3> v = k;
+  const std::vector<int> slots{1};
+  AppendKvCall call{};
+  call.k_new = reinterpret_cast<const char*>(k_new.data());
+  call.v_new = reinterpret_cast<const char*>(v_new.data());
+  call.k_cache = reinterpret_cast<char*>(k.data());
+  call.v_cache = reinterpret_cast<char*>(v.data());
+  call.k_new_stride = call.v_new_stride = {heads * dim * 2, dim * 2};
+  call.k_stride = call.v_stride = {0, heads * dim, dim};
+  call.k_row_bytes = call.v_row_bytes = dim;
+  call.num_tokens = 1;
+  call.num_kv_heads = heads;
+  call.block_size = 1;
+  call.affine = 1;
+  call.dtype_new = Dtype::kBfloat16;
+  call.dtype_cache = Dtype::kE4m3;
+  call.k_scale = 0.3f;
+  call.v_scale = 2.0f;
+  call.slots = slots.data();
+  call.slots_bytes = 4;
+  call.slots_stride = 1;
+  launch(2, [&] { append_kv(call); });
+  for (int i = 0; i < heads * dim; ++i) {
+    EXPECT_EQ(k[i].bits, 0x33);
+    EXPECT_EQ(v[i].bits, 0x33);
+    EXPECT_EQ(k[heads * dim + i].bits, from_float<E4m3>(to_float(k_new[i]) / 0.3f).bits) << i;
+    EXPECT_EQ(v[heads * dim + i].bits, from_float<E4m3>(to_float(v_new[i]) / 2.0f).bits) << i;
+  }
+}
+
 TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   BsrView view;
   view.num_requests = 2;

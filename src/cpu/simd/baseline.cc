@@ -3,5 +3,7 @@
 #include "cpu/simd/builtin.inc"
 
 namespace plait::cpu {
-Function builtin_baseline(Dtype dtype, BuiltinVariant variant) { return builtin(dtype, variant); }
+Function builtin_baseline(Dtype dtype_kv, BuiltinVariant variant) {
+  return builtin(dtype_kv, variant);
+}
 }  // namespace plait::cpu

@@ -9,10 +9,10 @@ namespace plait::cpu {
 
 enum class BuiltinVariant { kStandard, kSoftCap, kAlibi, kCustomMask };
 
-Function builtin_baseline(Dtype dtype, BuiltinVariant variant);
+Function builtin_baseline(Dtype dtype_kv, BuiltinVariant variant);
 #if defined(__x86_64__)
-Function builtin_x86_64_v3(Dtype dtype, BuiltinVariant variant);  // AVX2, FMA, F16C
-Function builtin_x86_64_v4(Dtype dtype, BuiltinVariant variant);  // AVX-512
+Function builtin_x86_64_v3(Dtype dtype_kv, BuiltinVariant variant);  // AVX2, FMA, F16C
+Function builtin_x86_64_v4(Dtype dtype_kv, BuiltinVariant variant);  // AVX-512
 #endif
 
 }  // namespace plait::cpu

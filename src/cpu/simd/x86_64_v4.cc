@@ -4,6 +4,8 @@
 #include "cpu/simd/builtin.inc"
 
 namespace plait::cpu {
-Function builtin_x86_64_v4(Dtype dtype, BuiltinVariant variant) { return builtin(dtype, variant); }
+Function builtin_x86_64_v4(Dtype dtype_kv, BuiltinVariant variant) {
+  return builtin(dtype_kv, variant);
+}
 }  // namespace plait::cpu
 #endif
