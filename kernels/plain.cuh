@@ -143,7 +143,7 @@ PLAIT_DEVICE float finish_logit(const typename Tile<kConfig>::Smem& smem,
   if constexpr (Traits::kHasLogitsMask) {
     if (!V::logits_mask(call.variant, context)) return kHidden;
   }
-  float logit = dot * logit_scale<V>(params);
+  float logit = dot * logit_scale<V, kConfig.dtype_kv>(params);
   if constexpr (Traits::kHasLogitsTransform) {
     logit = V::logits_transform(call.variant, context, logit);
   }

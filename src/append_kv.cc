@@ -270,6 +270,8 @@ Dtype cache_dtype(const AppendArgs& args) {
   if (args.k_cache.dtype_bits != 8) return dtype_of(args.k_new, "append_kv: k_new");
   check(args.k_cache.dtype_code != 1, "append_kv: k_cache is ", Shown{args.k_cache},
         "; kv_dtype must say what its bits are, float8_e4m3fn or float8_e5m2");
+  check(args.k_cache.dtype_code == 10 || args.k_cache.dtype_code == 12, "append_kv: k_cache is ",
+        Shown{args.k_cache}, "; of 8 bits plait takes float8_e4m3fn and float8_e5m2");
   return dtype_of(args.k_cache, "append_kv: k_cache");
 }
 

@@ -94,8 +94,7 @@ Dtype dtype_of(const TensorView& tensor, const char* name) {
     if (code == 12 && bits == 8) return Dtype::kE5m2;
   }
   check(false, name, " is ", dtype_name(tensor),
-        "; plait takes float32, bfloat16 (or its bits as uint16), float16 and, of K and V, "
-        "float8_e4m3fn and float8_e5m2");
+        "; plait takes float32, bfloat16 (or its bits as uint16) and float16");
   return {};
 }
 

@@ -238,7 +238,9 @@ struct Attention {
   }
 
   // What is still to be multiplied into the logits that transform_logits leaves.
-  float factor() const { return Traits::kHasLogitsTransform ? 1.0f : logit_scale<V>(params); }
+  float factor() const {
+    return Traits::kHasLogitsTransform ? 1.0f : logit_scale<V, kConfig.dtype_kv>(params);
+  }
 
   // Logits of row r become what softmax sees, but for factor(): variant and masks applied.
   void transform_logits(int r, int kv_head, const KeyTile& tile) {
@@ -247,7 +249,7 @@ struct Attention {
     const int qo_head = kv_head * params.group_size + row_group_head[r];
     const int request = row_request[r], q_pos = row_position[r];
     if constexpr (Traits::kHasLogitsTransform) {
-      const float scale = logit_scale<V>(params);
+      const float scale = logit_scale<V, kConfig.dtype_kv>(params);
       for (int k = 0; k < num_keys; ++k) {
         const LogitContext context{request, q_pos, tile.position[k], qo_head, kv_head};
         logits[k] = V::logits_transform(variant, context, scale * logits[k]);
@@ -349,7 +351,7 @@ struct Attention {
   // no key.
   void store_row(int token, int qo_head, float* out, bool empty, float lse) const {
     if constexpr (is_fp8(kConfig.dtype_kv)) {
-      for (int d = 0; d < dim_vo; ++d) out[d] *= output_scale<V>(params);
+      for (int d = 0; d < dim_vo; ++d) out[d] *= output_scale<V, kConfig.dtype_kv>(params);
     }
     if constexpr (Traits::kHasOutputTransform) {
       if (!empty) {

@@ -9,14 +9,16 @@
 namespace plait {
 
 // What q . k is multiplied with.
-template <class V>
+template <class V, Dtype kDtypeKv>
 PLAIT_HD float logit_scale(const Params& params) {
-  return VariantTraits<V>::kHasKeyTransform ? params.sm_scale : params.sm_scale * params.k_scale;
+  constexpr bool kFolded = is_fp8(kDtypeKv) && !VariantTraits<V>::kHasKeyTransform;
+  return kFolded ? params.sm_scale * params.k_scale : params.sm_scale;
 }
 // What the normalised output is multiplied with.
-template <class V>
+template <class V, Dtype kDtypeKv>
 PLAIT_HD float output_scale(const Params& params) {
-  return VariantTraits<V>::kHasValueTransform ? 1.0f : params.v_scale;
+  constexpr bool kFolded = is_fp8(kDtypeKv) && !VariantTraits<V>::kHasValueTransform;
+  return kFolded ? params.v_scale : 1.0f;
 }
 // A row of stored numbers of K or V becomes values, in front of a transform.
 template <Dtype kDtypeKv, class Row>

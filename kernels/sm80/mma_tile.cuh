@@ -16,6 +16,7 @@ struct MmaTile {
   static constexpr int kRowsOfWarp = kTileQ / kRowWarps, kRowBlocks = kRowsOfWarp / 16;
   static constexpr int kKeys = kConfig.tile_kv / kSplit;
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
+  static constexpr Dtype kDtypeKv = kConfig.dtype_kv;
   static_assert(kConfig.num_warps % kSplit == 0 && kTileQ % (16 * kRowWarps) == 0,
                 "a warp takes blocks of 16 rows");
   static_assert(kKeys % 16 == 0, "a warp takes steps of 16 keys");

@@ -12,6 +12,7 @@ struct ScalarTile {
   static constexpr int kRowBlocks = 1;
   static constexpr int kKeys = kConfig.tile_kv / kSplit;
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
+  static constexpr Dtype kDtypeKv = kConfig.dtype_kv;
   static_assert(kConfig.shapes[kShape].tile_q == 1 && kConfig.shapes[kShape].key_split == kSplit,
                 "all warps share one row");
   static_assert(kKeys % 8 == 0 && (32 % kKeys == 0 || kKeys % 32 == 0), "");

@@ -21,7 +21,8 @@ struct Softmax {
 
   // exp2(scale_log2 * s) are the weights of logits s as `transform` leaves them.
   static PLAIT_DEVICE float scale_log2(const Params& params) {
-    return Traits::kHasLogitsTransform ? kLog2e : logit_scale<Variant>(params) * kLog2e;
+    return Traits::kHasLogitsTransform ? kLog2e
+                                       : logit_scale<Variant, Tile::kDtypeKv>(params) * kLog2e;
   }
 
   PLAIT_DEVICE void clear() {
@@ -47,7 +48,7 @@ struct Softmax {
 #pragma unroll
         for (int i = 0; i < kLogits; ++i) {
           float& s = tile.s[r][i];
-          s *= logit_scale<Variant>(params);
+          s *= logit_scale<Variant, Tile::kDtypeKv>(params);
           if constexpr (Traits::kHasLogitsTransform) {
             s = Variant::logits_transform(
                 call.variant,

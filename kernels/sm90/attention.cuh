@@ -35,8 +35,9 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
   using Traits = VariantTraits<Variant>;
   const Params& params = call.params;
   const PlanView plan = *params.plan;  // what is used of it stays in registers
-  const float scale_log2 =
-      Traits::kHasLogitsTransform ? kLog2e : logit_scale<Variant>(params) * kLog2e;
+  const float scale_log2 = Traits::kHasLogitsTransform
+                               ? kLog2e
+                               : logit_scale<Variant, kConfig.dtype_kv>(params) * kLog2e;
   const int warpgroup = threadIdx.x / 128;
   Consumer<kConfig, Variant> consumer{smem, params, call.variant, scale_log2};
   consumer.start();

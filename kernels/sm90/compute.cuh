@@ -240,7 +240,7 @@ struct Consumer {
     if constexpr (Traits::kHasLogitsTransform || !Traits::kUseSoftmax) {
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) {
-        s[i] *= logit_scale<Variant>(params);
+        s[i] *= logit_scale<Variant, kConfig.dtype_kv>(params);
         if constexpr (Traits::kHasLogitsTransform) {
           s[i] = Variant::logits_transform(variant, context(unit, rows, k_pos, i), s[i]);
         }

@@ -82,7 +82,7 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
   using Out = Storage<kConfig.dtype_out>;
   constexpr int kBlocks = kConfig.head_dim_vo / 8, kQuads = (kBlocks + 3) / 4;
   const bool empty = Traits::kUseSoftmax && state.sum == 0.0f;
-  const float scale = output_scale<Variant>(params) *
+  const float scale = output_scale<Variant, kConfig.dtype_kv>(params) *
                       (Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f);
   const int t = threadIdx.x % 4;
   unsigned w[kQuads][4] = {};

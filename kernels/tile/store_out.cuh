@@ -35,7 +35,7 @@ PLAIT_DEVICE void store_out4(const Params& params, const typename V::Params& var
                              const PlanView& plan, int token, int qo_head, int dim, bool empty,
                              const float (&x)[4]) {
   if (!has_row(params, token)) return;
-  const float scale = output_scale<V>(params);
+  const float scale = output_scale<V, kConfig.dtype_kv>(params);
   float y[4] = {x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale};
   if constexpr (VariantTraits<V>::kHasOutputTransform) {
     const int request = plan.token_request[token], q_pos = plan.token_position[token];

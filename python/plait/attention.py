@@ -355,7 +355,5 @@ class Attention:
             out = empty_like(q, (_rows(q), *self._out_tail))
         if lse is None and return_lse and self._has_lse:
             lse = empty_like(q, (_rows(q), self._out_tail[0]), float32=True)
-        self._impl.run(
-            q, k, v, out, lse, sm_scale, k_scale, v_scale, stream, variant_args or None
-        )
+        self._impl.run(q, k, v, out, lse, sm_scale, k_scale, v_scale, stream, variant_args or None)
         return out, lse

@@ -105,14 +105,15 @@ def merge(states):
         return (share[..., None] * v).sum(0), np.where(np.isneginf(top), 0, top) + np.log(total)
 
 
-# --- storage dtypes: what NumPy lacks travels as bits, bfloat16 in uint16 and fp8 in uint8 ---------
+# --- storage dtypes: what NumPy lacks travels as bits, bfloat16 in uint16, fp8 in uint8 ---------
 
 def _fp8_numbers(fraction_bits, bias, last_finite, infinity=None):
-    """The value of each of the 256 codes, and the largest finite code. Micikevicius et al., 2022."""
+    """Value of each of the 256 codes, and the largest finite code (arXiv:2209.05433)."""
     code = np.arange(128)
     exponent, fraction = code >> fraction_bits, code % (1 << fraction_bits)
     numbers = np.where(exponent == 0, np.ldexp(1.0 * fraction, 1 - bias - fraction_bits),
-                       np.ldexp(1.0 * fraction + (1 << fraction_bits), exponent - bias - fraction_bits))
+                       np.ldexp(fraction + float(1 << fraction_bits),
+                                exponent - bias - fraction_bits))
     numbers[last_finite + 1:] = np.nan
     if infinity is not None:
         numbers[infinity] = np.inf

@@ -51,9 +51,7 @@ def _attention_of(number):
 
 
 def _attention(number, q, k, v, sm_scale=None, k_scale=1.0, v_scale=1.0):
-    return _attention_of(number).run(
-        q, (k, v), sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale
-    )
+    return _attention_of(number).run(q, (k, v), sm_scale=sm_scale, k_scale=k_scale, v_scale=v_scale)
 
 
 def _run(number, q, k, v, out, lse, sm_scale=None, k_scale=1.0, v_scale=1.0):

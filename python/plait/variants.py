@@ -7,8 +7,18 @@ from plait.arguments import instance, integer, number
 from plait.tensors import Tensor
 
 Variant = _plait.Variant
-_RUN_ARGUMENTS = ("self", "q", "kv", "out", "lse", "return_lse", "sm_scale", "k_scale", "v_scale",
-                  "stream")
+_RUN_ARGUMENTS = (
+    "self",
+    "q",
+    "kv",
+    "out",
+    "lse",
+    "return_lse",
+    "sm_scale",
+    "k_scale",
+    "v_scale",
+    "stream",
+)
 
 
 def full() -> Variant:
