@@ -12,8 +12,9 @@ struct Element {
   const char* name;
   uint8_t code, bits;  // DLPack's
 };
-constexpr Element kElements[] = {{"float32", 2, 32}, {"bfloat16", 4, 16}, {"float16", 2, 16},
-                                 {"int32", 0, 32},   {"int64", 0, 64},    {"uint8", 1, 8}};
+constexpr Element kElements[] = {
+    {"float32", 2, 32},     {"bfloat16", 4, 16}, {"float16", 2, 16}, {"float8_e4m3fn", 10, 8},
+    {"float8_e5m2", 12, 8}, {"int32", 0, 32},    {"int64", 0, 64},   {"uint8", 1, 8}};
 
 long long product(const std::vector<int64_t>& shape) {
   long long n = 1;
@@ -31,7 +32,7 @@ DeviceArray::DeviceArray(std::vector<int64_t> shape, const std::string& dtype, c
   const auto element = std::find_if(std::begin(kElements), std::end(kElements),
                                     [&](const Element& e) { return dtype == e.name; });
   check(element != std::end(kElements), "DeviceArray: dtype is '", dtype,
-        "'; taken are float32, bfloat16, float16, int32, int64, uint8");
+        "'; taken are float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, int32, int64, uint8");
   code_ = element->code;
   bits_ = element->bits;
   memory_ = std::shared_ptr<void>(device_alloc(device, bytes()),
@@ -71,8 +72,9 @@ void DeviceArray::copy_from(const TensorView& host, Stream stream) {
   bool equal = host.ndim == int32_t(shape_.size());
   for (int i = 0; equal && i < host.ndim; ++i) equal = host.shape[i] == shape_[i];
   check(equal, "DeviceArray: the array to copy is ", describe(host), ", not of this array's shape");
-  const bool bf16_as_uint16 = code_ == 4 && host.dtype_code == 1;  // NumPy has no bfloat16
-  check(host.dtype_bits == bits_ && (host.dtype_code == code_ || bf16_as_uint16),
+  // What NumPy has not: bfloat16, float8.
+  const bool as_bits = (code_ == 4 || code_ == 10 || code_ == 12) && host.dtype_code == 1;
+  check(host.dtype_bits == bits_ && (host.dtype_code == code_ || as_bits),
         "DeviceArray: the array to copy is ", describe(host), ", not ", dtype_);
   int64_t stride = 1;
   for (int i = host.ndim - 1; i >= 0; --i) {

@@ -12,7 +12,8 @@ namespace plait::python {
 // A contiguous tensor on a GPU; rows() and reshape() share its memory.
 class DeviceArray {
  public:
-  // dtype: "float32", "bfloat16", "float16", "int32", "int64", "uint8". Throws ArgumentError.
+  // dtype: "float32", "bfloat16", "float16", "float8_e4m3fn",
+  // "float8_e5m2", "int32", "int64", "uint8". Throws ArgumentError.
   DeviceArray(std::vector<int64_t> shape, const std::string& dtype, const Device& device);
 
   TensorView view();  // valid as long as the array

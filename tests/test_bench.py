@@ -154,17 +154,19 @@ def test_measure_reports_times_ratios_refusals_and_wrong_peers(no_gpu):
     base = Case("base", "prefill", (64,), (64,), **SMALL)
     half = Case("window", "variants", (64,), (64,), 16, "window1k", beside="base", **SMALL)
     fp8 = Case("fp8", "variants", (1,), (64,), 16, kv_dtype="float8_e9", **SMALL)
+    e4m3 = Case("e4m3", "variants", (1,), (64,), 16, kv_dtype="float8_e4m3fn", **SMALL)
     others = [
         _Fake("right", 150.0),
         _Fake("broken", RuntimeError("no\nkernel")),
         _Fake("wrong", peers.Differs("its output differs from ours by 0.5")),
     ]
-    results, events = measure([base, half, fp8], others)
+    results, events = measure([base, half, fp8, e4m3], others)
     assert events.count("ceilings") == 1 and "lost" not in events
     assert results["base"].us == 100 and figures.beside(results["base"], results) is None
     # The same work, as the window is wider than the keys.
     assert figures.beside(results["window"], results) == 1
     assert results["fp8"].us is None and results["fp8"].problem.startswith("not supported: ")
+    assert results["e4m3"].us == 100 and not results["e4m3"].wrong, results["e4m3"].problem
     assert not results["fp8"].wrong and results["base"].wrong
     flops, moved = results["base"].flops, results["base"].bytes
     assert flops == 4 * (64 * 65 // 2) * 4 * 64

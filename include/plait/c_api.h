@@ -213,7 +213,7 @@ plait_status plait_merge_states(const plait_merge_args* args, void* stream);
 typedef struct plait_append_args {
   size_t struct_size;
   int32_t dtype;                    /* of k_new and v_new; default bfloat16 */
-  int32_t kv_dtype;                 /* of the cache; default as dtype. fp8: stored = value / scale */
+  int32_t kv_dtype;                 /* of the cache; default as dtype. fp8: value / scale */
   float k_scale, v_scale;           /* default 1 */
   int32_t device_type, device_id;   /* default the cpu */
   int32_t kv_kind, page_size, hnd;

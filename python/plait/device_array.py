@@ -8,6 +8,8 @@ _NUMPY = {
     "float32": np.float32,
     "bfloat16": np.uint16,
     "float16": np.float16,
+    "float8_e4m3fn": np.uint8,
+    "float8_e5m2": np.uint8,
     "int32": np.int32,
     "int64": np.int64,
     "uint8": np.uint8,
@@ -24,9 +26,9 @@ def _device(name):
 class DeviceArray(_plait.DeviceArray):
     """A contiguous tensor on a GPU: DeviceArray(shape, dtype, device). Contents undefined.
 
-    dtype: float32, bfloat16, float16, int32, int64, uint8. Speaks DLPack, so that
-    torch.from_dlpack(array) borrows it. Raises ValueError for other dtypes and devices,
-    RuntimeError without driver or memory.
+    dtype: float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, int32, int64, uint8. Speaks
+    DLPack, so that torch.from_dlpack(array) borrows it. Raises ValueError for other dtypes and
+    devices, RuntimeError without driver or memory.
     """
 
     def __init__(self, shape, dtype="bfloat16", device="cuda"):
@@ -35,7 +37,7 @@ class DeviceArray(_plait.DeviceArray):
     @classmethod
     def from_numpy(cls, array, device="cuda", dtype=None) -> "DeviceArray":
         """A copy of a NumPy array. dtype="bfloat16" goes with uint16, which stands for it (default
-        there)."""
+        there), "float8_e4m3fn" and "float8_e5m2" with uint8."""
         array = np.ascontiguousarray(array)
         if dtype is None:
             dtype = "bfloat16" if array.dtype == np.uint16 else array.dtype.name
@@ -44,7 +46,7 @@ class DeviceArray(_plait.DeviceArray):
         return out
 
     def to_numpy(self) -> np.ndarray:
-        """A copy on the host; bfloat16 as uint16. Waits for the device."""
+        """A copy on the host; bfloat16 as uint16, float8 as uint8. Waits for the device."""
         out = np.empty(self.shape, _NUMPY[self.dtype])
         _plait.synchronize(_device(self.device))
         if out.size:

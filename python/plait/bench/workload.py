@@ -4,12 +4,10 @@ K, V and q are rows of long pools that all cases share: element i of a pool is b
 that the host knows every row of a cache of gigabytes without keeping a copy. Pages are shuffled.
 """
 
-import inspect
-
 import numpy as np
 
 from plait.attention import Attention, Bounds
-from plait.bench.case_variants import CASE_VARIANTS, Unsupported
+from plait.bench.case_variants import CASE_VARIANTS
 from plait.checking import RowCheck
 from plait.counting import attention_work
 from plait.device_array import DeviceArray
@@ -79,17 +77,14 @@ class Workload:
 
     def compile(self):
         """Makes the Attention. Raises ValueError for what plait does not take."""
-        case, more = self.case, {}
-        if case.kv_dtype is not None:
-            if "kv_dtype" not in inspect.signature(Attention).parameters:
-                raise Unsupported(f"Attention takes no kv_dtype; K and V have q's, {case.dtype}")
-            more["kv_dtype"] = case.kv_dtype
+        case = self.case
         self.attention = Attention(
             num_qo_heads=case.num_qo_heads,
             num_kv_heads=case.num_kv_heads,
             head_dim_qk=case.head_dim,
             head_dim_vo=case.head_dim_vo,
             dtype=case.dtype,
+            kv_dtype=case.kv_dtype,
             kv=PagedKv(case.page_size) if case.page_size else RaggedKv(),
             device=self.device,
             kernel=self.kernel,
@@ -101,7 +96,6 @@ class Workload:
                 total_pages=self._num_pages() if case.page_size else 0,
                 max_q_len=int(self.q_len.max()),
             ),
-            **more,
         )
 
     def _num_pages(self):
