@@ -99,7 +99,7 @@ def test_drawn_lengths():
 def test_a_workload_is_right_and_its_check_bites(variant, page_size):
     case = Case("x", "prefill", (5, 1, 8), (70, 300, 33), page_size, variant, **SMALL)
     if page_size == 1:
-        case = dataclasses.replace(case, head_dim_vo=32)
+        case = dataclasses.replace(case, head_dim_vo=32, kv_dtype="float8_e4m3fn")
     workload = Workload(case)
     workload.compile()
     workload.lay_out(Pools("cpu", [workload]))
