@@ -13,9 +13,12 @@ namespace plait::sm80 {
 
 template <KernelConfig kConfig>
 PLAIT_DEVICE void check_config() {
-  static_assert(kConfig.dtype_q == kConfig.dtype_kv && kConfig.dtype_q == kConfig.dtype_out &&
-                    bytes_of(kConfig.dtype_q) == 2,
-                "the sm80 template takes bfloat16 or float16 throughout");
+  static_assert(kConfig.dtype_q == kConfig.dtype_out && bytes_of(kConfig.dtype_q) == 2,
+                "the sm80 template takes bfloat16 or float16");
+  static_assert(kConfig.dtype_q == kConfig.dtype_kv ||
+                    (is_fp8(kConfig.dtype_kv) && kConfig.head_dim_qk % 16 == 0 &&
+                     kConfig.head_dim_vo % 16 == 0),
+                "K and V have q's dtype, or are fp8 in rows of whole 16 bytes");
   static_assert(kConfig.head_dim_qk % 8 == 0 && kConfig.head_dim_vo % 8 == 0,
                 "rows are copied in units of 8 elements");
   static_assert(kConfig.num_stages >= 1, "K and V need a stage");
@@ -73,11 +76,11 @@ PLAIT_DEVICE void attend(const VariantCall<Variant>& call, Smem<kConfig>& smem,
   for (int j = 0; j < smem.unit.num_tiles; ++j) {
     const int stage = j % kConfig.num_stages;
     loader.await_k(j, stage);
-    tile.multiply_q_k(smem.q, smem.ring.k[stage]);
+    tile.multiply_q_k(smem.q, loader.k_tile(stage));
     softmax.transform(call, smem.unit, smem.rows, j, kConfig.tile_kv, tile);
     softmax.weigh(call.params, tile);
     loader.await_v(j, stage);
-    tile.add_p_v(smem.ring.v[stage]);
+    tile.add_p_v(loader.v_tile(stage));
   }
   store_rows<kConfig, Variant>(call, smem, tile, softmax);
 }

@@ -3,9 +3,10 @@
 // A row of Q, K or V is head_dim elements, padded to a multiple of 16, in chunks of 16 bytes. Eight
 // rows at one chunk, which ldmatrix reads at a time, must lie in eight groups of banks: chunks are
 // swizzled by the row where a row has a multiple of eight (128 bytes), else rows are an odd number
-// of chunks apart.
+// of chunks apart. fp8 K and V lie in the ring as they lie in memory, rows of head_dim bytes, and
+// become such a tile in a place of their own.
 #pragma once
-#include "host_device/config.h"
+#include "host_device/convert.h"
 
 namespace plait::sm80 {
 
@@ -26,10 +27,9 @@ PLAIT_HD constexpr int element_offset(int head_dim, int row, int col) {
   return chunk_offset(head_dim, row, col / kChunkCols) + col % kChunkCols * 2;
 }
 
-// Lanes that copy one row side by side.
-PLAIT_HD constexpr int lanes_per_row(int head_dim) {
-  const int chunks = num_chunks(head_dim);
-  return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : 2;
+// Lanes that copy one row of `chunks` chunks side by side.
+PLAIT_HD constexpr int lanes_per_row(int chunks) {
+  return chunks % 8 == 0 ? 8 : chunks % 4 == 0 ? 4 : chunks % 2 == 0 ? 2 : 1;
 }
 
 // The output leaves through shared memory, kSliceCols columns of at most kSliceRows rows a warp at
@@ -53,8 +53,19 @@ PLAIT_HD constexpr int num_states(const KernelConfig& c) {
   return states;
 }
 PLAIT_HD constexpr int num_threads(const KernelConfig& c) { return 32 * c.num_warps; }
+// Of a row of K or V in the ring.
+PLAIT_HD constexpr int ring_row_bytes(const KernelConfig& c, int head_dim) {
+  return is_fp8(c.dtype_kv) ? head_dim : row_bytes(head_dim);
+}
+// The tile that fp8 K and, after Q K, V become.
+PLAIT_HD constexpr int wide_tile_bytes(const KernelConfig& c) {
+  const int head_dim = c.head_dim_qk > c.head_dim_vo ? c.head_dim_qk : c.head_dim_vo;
+  return is_fp8(c.dtype_kv) ? c.tile_kv * row_bytes(head_dim) : 0;
+}
 PLAIT_HD constexpr int ring_bytes(const KernelConfig& c) {
-  const int ring = c.num_stages * c.tile_kv * (row_bytes(c.head_dim_qk) + row_bytes(c.head_dim_vo));
+  const int ring = wide_tile_bytes(c) +
+                   c.num_stages * c.tile_kv *
+                       (ring_row_bytes(c, c.head_dim_qk) + ring_row_bytes(c, c.head_dim_vo));
   const int rows = max_tile_q(c) < kSliceRows ? max_tile_q(c) : kSliceRows;
   const int slices = c.num_warps * rows * kSliceStride * 4;
   return ring > slices ? ring : slices;

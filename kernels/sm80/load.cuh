@@ -5,11 +5,14 @@
 //                                        V(j) is awaited, K(j + S) issued; and so on
 // so that behind a tile that is awaited always 2 (S - 1) groups are under way, and a copy is issued
 // as soon as all warps have read what it overwrites. One thread a key looks up its block, a tile
-// before its copy is issued, and leaves the row's addresses to all lanes that copy it.
+// before its copy is issued, and leaves the row's addresses to all lanes that copy it. fp8 tiles
+// are copied as they are; when one is there, all threads make the 16-bit tile of it.
 #pragma once
 #include "host_device/kv_address.h"
+#include "host_device/scales.h"
 #include "sm80/smem.cuh"
 #include "tile/register_row.cuh"
+#include "tile/widen.cuh"
 
 namespace plait::sm80 {
 
@@ -29,6 +32,7 @@ struct Loader {
   static constexpr int kThreads = num_threads(kConfig);
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
   static constexpr bool kAffine = kConfig.loader == plait::Loader::kAffine;
+  static constexpr bool kFp8 = is_fp8(kConfig.dtype_kv);
   static_assert(kTileKv <= kThreads, "a thread looks up one key of a tile");
 
   const VariantCall<Variant>& call;
@@ -60,17 +64,20 @@ struct Loader {
     if constexpr (Traits::kHasQueryTransform) {
       if (j == 0) transform_q();
     }
+    if constexpr (kFp8) widen<kDimQk>(smem.ring.k[stage]);
     if constexpr (Traits::kHasKeyTransform) {
+      if constexpr (kFp8) __syncthreads();
       const int first = smem.unit.tiles[j] * kTileKv;
-      transform_rows<kThreads, kConfig.dtype_kv, kDimQk, true>(
-          smem.ring.k[stage], min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+      transform_rows<kThreads, kConfig.dtype_q, kDimQk, true>(
+          k_tile(stage), min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+            dequantise<kConfig.dtype_kv>(accessor, call.params.k_scale);
             Variant::key_transform(
                 call.variant,
                 {smem.unit.request, smem.unit.kv_pos_begin + first + row, smem.unit.kv_head},
                 accessor);
           });
     }
-    if constexpr (Traits::kHasKeyTransform || Traits::kHasQueryTransform) __syncthreads();
+    if constexpr (kFp8 || Traits::kHasKeyTransform || Traits::kHasQueryTransform) __syncthreads();
   }
 
   PLAIT_DEVICE void await_v(int j, int stage) {
@@ -78,20 +85,45 @@ struct Loader {
     __syncthreads();
     issue_k(j + kStages, stage);
     next_block = look_up(j + kStages + 1, threadIdx.x);
+    if constexpr (kFp8) widen<kDimVo>(smem.ring.v[stage]);
     if constexpr (Traits::kHasValueTransform) {
+      if constexpr (kFp8) __syncthreads();
       const int first = smem.unit.tiles[j] * kTileKv;
-      transform_rows<kThreads, kConfig.dtype_kv, kDimVo, true>(
-          smem.ring.v[stage], min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+      transform_rows<kThreads, kConfig.dtype_q, kDimVo, true>(
+          v_tile(stage), min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+            dequantise<kConfig.dtype_kv>(accessor, call.params.v_scale);
             Variant::value_transform(
                 call.variant,
                 {smem.unit.request, smem.unit.kv_pos_begin + first + row, smem.unit.kv_head},
                 accessor);
           });
-      __syncthreads();
     }
+    if constexpr (kFp8 || Traits::kHasValueTransform) __syncthreads();
+  }
+
+  // What is multiplied, once awaited.
+  PLAIT_DEVICE unsigned char* k_tile(int stage) {
+    if constexpr (kFp8)
+      return smem.ring.wide;
+    else
+      return smem.ring.k[stage];
+  }
+  PLAIT_DEVICE unsigned char* v_tile(int stage) {
+    if constexpr (kFp8)
+      return smem.ring.wide;
+    else
+      return smem.ring.v[stage];
   }
 
  private:
+  // All rows: those behind the keys are zeros, as they were copied.
+  template <int kHeadDim>
+  PLAIT_DEVICE void widen(const unsigned char* from) {
+    widen_rows<kConfig.dtype_kv, kConfig.dtype_q, kHeadDim, kThreads>(
+        from, smem.ring.wide, kTileKv, threadIdx.x,
+        [](int row, int chunk) { return chunk_offset(kHeadDim, row, chunk); });
+  }
+
   // Block of key `i` of the unit's tile j; 0 where there is none. (Affine: nothing to look up.)
   PLAIT_DEVICE int look_up(int j, int i) {
     const Unit& unit = smem.unit;
@@ -113,8 +145,9 @@ struct Loader {
     if (position < unit.kv_end) {
       const KeySlot slot = kAffine ? KeySlot{unit.first_entry + position, 0}
                                    : KeySlot{block, position % params.block_size};
-      address.k += 2 * key_offset(params.k_stride, slot, unit.kv_head, kAffine);
-      address.v += 2 * key_offset(params.v_stride, slot, unit.kv_head, kAffine);
+      constexpr int kBytes = bytes_of(kConfig.dtype_kv);
+      address.k += kBytes * key_offset(params.k_stride, slot, unit.kv_head, kAffine);
+      address.v += kBytes * key_offset(params.v_stride, slot, unit.kv_head, kAffine);
     }
     addresses(j)[i] = address;
   }
@@ -122,15 +155,17 @@ struct Loader {
 
   PLAIT_DEVICE void issue_k(int j, int stage) {
     if (j < smem.unit.num_tiles) {
-      copy_rows<kDimQk, kTileKv>(smem.ring.k[stage], kTileKv, num_keys(j),
-                                 [from = addresses(j)](int row) { return from[row].k; });
+      copy_rows<kConfig.dtype_kv, kDimQk, kTileKv>(
+          smem.ring.k[stage], kTileKv, num_keys(j),
+          [from = addresses(j)](int row) { return from[row].k; });
     }
     ptx::cp_async_commit();
   }
   PLAIT_DEVICE void issue_v(int j, int stage) {
     if (j < smem.unit.num_tiles) {
-      copy_rows<kDimVo, kTileKv>(smem.ring.v[stage], kTileKv, num_keys(j),
-                                 [from = addresses(j)](int row) { return from[row].v; });
+      copy_rows<kConfig.dtype_kv, kDimVo, kTileKv>(
+          smem.ring.v[stage], kTileKv, num_keys(j),
+          [from = addresses(j)](int row) { return from[row].v; });
     }
     ptx::cp_async_commit();
   }
@@ -138,7 +173,7 @@ struct Loader {
 
   PLAIT_DEVICE void copy_q(int tile_q) {
     const Params& params = call.params;
-    copy_rows<kDimQk, 0>(smem.q, tile_q, smem.unit.num_rows, [&](int row) {
+    copy_rows<kConfig.dtype_q, kDimQk, 0>(smem.q, tile_q, smem.unit.num_rows, [&](int row) {
       const RowInfo& info = smem.rows[row];
       return static_cast<const unsigned char*>(params.q) +
              2 * (existing_row(params, info.token) * params.q_stride.token +
@@ -148,34 +183,41 @@ struct Loader {
 
   // Copies rows [0, num_rows) of kHeadDim elements that start at address(row); zeros behind them,
   // below `rows` (kRows, where that is known), and in the columns that pad a row.
-  template <int kHeadDim, int kRows, class F>
+  template <Dtype kDtype, int kHeadDim, int kRows, class F>
   static PLAIT_DEVICE void copy_rows(unsigned char* tile, int rows, int num_rows, F&& address) {
-    constexpr int kLanes = lanes_per_row(kHeadDim), kRowsAPass = kThreads / kLanes;
+    constexpr int kLanes = lanes_per_row(copied_chunks<kDtype>(kHeadDim)),
+                  kRowsAPass = kThreads / kLanes;
     if constexpr (kRows == 0) {
 #pragma unroll 1
       for (int row = threadIdx.x / kLanes; row < rows; row += kRowsAPass) {
-        copy_row<kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
+        copy_row<kDtype, kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
       }
     } else {
 #pragma unroll
       for (int pass = 0; pass < (kRows + kRowsAPass - 1) / kRowsAPass; ++pass) {
         const int row = pass * kRowsAPass + threadIdx.x / kLanes;
         if (kRows % kRowsAPass != 0 && row >= kRows) break;
-        copy_row<kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
+        copy_row<kDtype, kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
       }
     }
   }
 
+  template <Dtype kDtype>
+  static constexpr int copied_chunks(int head_dim) {
+    return is_fp8(kDtype) ? head_dim / kChunkBytes : num_chunks(head_dim);
+  }
+
   // This lane's chunks of a row.
-  template <int kHeadDim, int kLanes>
+  template <Dtype kDtype, int kHeadDim, int kLanes>
   static PLAIT_DEVICE void copy_row(unsigned char* tile, int row, bool valid,
                                     const unsigned char* from) {
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
-    for (int i = 0; i < num_chunks(kHeadDim) / kLanes; ++i) {
+    for (int i = 0; i < copied_chunks<kDtype>(kHeadDim) / kLanes; ++i) {
       const int chunk = i * kLanes + lane;
       const bool padding = kHeadDim % 16 != 0 && chunk == kHeadDim / kChunkCols;
-      ptx::cp_async_16(tile + chunk_offset(kHeadDim, row, chunk),
+      ptx::cp_async_16(tile + (is_fp8(kDtype) ? row * kHeadDim + chunk * kChunkBytes
+                                              : chunk_offset(kHeadDim, row, chunk)),
                        padding ? from : from + chunk * kChunkBytes,
                        padding || !valid ? 0 : kChunkBytes);
     }

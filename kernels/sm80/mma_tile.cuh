@@ -94,7 +94,7 @@ struct MmaTile {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float* p = &s[2 * m + i % 2][4 * k16 + i / 2 * 2];
-          a[m][i] = ptx::pack2<kConfig.dtype_kv>(p[0], p[1]);
+          a[m][i] = ptx::pack2<kConfig.dtype_q>(p[0], p[1]);
         }
       }
 #pragma unroll
@@ -103,7 +103,7 @@ struct MmaTile {
         ptx::ldmatrix_x4_trans(b, advance<kDimVo>(v_address, 2 * n) + 16 * k16 * row_bytes(kDimVo));
 #pragma unroll
         for (int m = 0; m < kRowBlocks; ++m) {
-          multiply<kConfig.dtype_kv>(o[2 * m], o[2 * m + 1], 4 * n, a[m], b);
+          multiply<kConfig.dtype_q>(o[2 * m], o[2 * m + 1], 4 * n, a[m], b);
         }
       }
     }

@@ -47,7 +47,7 @@ struct ScalarTile {
         if (kChunks % kLanesOfKey != 0 && chunk >= kChunks) break;
         float x[kChunkCols], y[kChunkCols];
         load_chunk<kConfig.dtype_q>(q + chunk_offset(kDimQk, 0, chunk), x);
-        load_chunk<kConfig.dtype_kv>(k + chunk_offset(kDimQk, key(i), chunk), y);
+        load_chunk<kConfig.dtype_q>(k + chunk_offset(kDimQk, key(i), chunk), y);
 #pragma unroll
         for (int e = 0; e < kChunkCols; ++e) dot[e % 2] += x[e] * y[e];
       }
@@ -65,7 +65,7 @@ struct ScalarTile {
   }
 
   PLAIT_DEVICE void add_p_v(const unsigned char* v) {
-    using T = Storage<kConfig.dtype_kv>;
+    using T = Storage<kConfig.dtype_q>;
     struct alignas(4) Pair {
       T x, y;
     };

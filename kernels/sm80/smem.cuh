@@ -34,13 +34,21 @@ struct alignas(16) KeyAddress {
   const unsigned char *k, *v;
 };
 
+template <KernelConfig kConfig, bool kFp8 = is_fp8(kConfig.dtype_kv)>
+struct Ring {
+  unsigned char k[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_qk)];
+  unsigned char v[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_vo)];
+};
+template <KernelConfig kConfig>
+struct Ring<kConfig, true> {
+  unsigned char wide[wide_tile_bytes(kConfig)];  // of K or V, whichever is read
+  unsigned char k[kConfig.num_stages][kConfig.tile_kv * kConfig.head_dim_qk];
+  unsigned char v[kConfig.num_stages][kConfig.tile_kv * kConfig.head_dim_vo];
+};
+
 template <KernelConfig kConfig>
 struct alignas(128) Smem {
   static constexpr int kTileQ = max_tile_q(kConfig);
-  struct Ring {
-    unsigned char k[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_qk)];
-    unsigned char v[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_vo)];
-  };
   static constexpr int kBlockRows = kTileQ < kSliceRows ? kTileQ : kSliceRows;
   struct Slice {  // of the output
     float x[kBlockRows][kSliceStride];
@@ -48,7 +56,7 @@ struct alignas(128) Smem {
   // Tiles start at multiples of 128 bytes: MmaTile::advance.
   alignas(128) unsigned char q[kTileQ * row_bytes(kConfig.head_dim_qk)];
   union {
-    alignas(128) Ring ring;
+    alignas(128) Ring<kConfig> ring;
     Slice slices[kConfig.num_warps];  // once the last tile is read
   };
   RowInfo rows[kTileQ];

@@ -14,6 +14,7 @@
 #include "cuda/memory.h"
 #include "cuda/plan_image.h"
 #include "cuda/tensor_maps.h"
+#include "host_device/convert.h"
 #include "host_device/utility_calls.h"
 #include "plait/error.h"
 #include "sm90/params.h"
@@ -50,12 +51,14 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
 
 // The sm80 and sm90 kernels move K, V and Q in units of 16 bytes.
 void check_aligned(const char* kernel, const char* name, const void* address,
-                   std::initializer_list<i64> strides) {
+                   std::initializer_list<i64> strides, Dtype dtype) {
+  const int unit = 16 / bytes_of(dtype);
   check(reinterpret_cast<std::uintptr_t>(address) % 16 == 0, "run: ", name, " starts at ", address,
         "; kernel ", kernel, " wants it 16-byte aligned (kernel=\"plain\" takes any alignment)");
   for (const i64 stride : strides) {
-    check(stride % 8 == 0, "run: ", name, " has a stride of ", stride, " elements; kernel ", kernel,
-          " wants multiples of 8, that is 16 bytes (kernel=\"plain\" takes "
+    check(stride % unit == 0, "run: ", name, " has a stride of ", stride, " elements; kernel ",
+          kernel, " wants multiples of ", unit,
+          ", that is 16 bytes (kernel=\"plain\" takes "
           "any stride)");
   }
 }
@@ -221,11 +224,12 @@ class CudaExecutor : public Executor {
       const bool one_row = paged ? p.block_size == 1 : p.num_kv_blocks == 1;
       check_aligned(kernel, name, address,
                     {paged && p.num_kv_blocks > 1 ? stride.block : 0, one_row ? 0 : stride.token,
-                     p.num_kv_heads > 1 ? stride.head : 0});
+                     p.num_kv_heads > 1 ? stride.head : 0},
+                    kernel_config_.dtype_kv);
     };
-    check_aligned(
-        kernel, "q", p.q,
-        {p.num_rows > 1 ? p.q_stride.token : 0, p.num_qo_heads > 1 ? p.q_stride.head : 0});
+    check_aligned(kernel, "q", p.q,
+                  {p.num_rows > 1 ? p.q_stride.token : 0, p.num_qo_heads > 1 ? p.q_stride.head : 0},
+                  kernel_config_.dtype_q);
     check_kv("k", p.k, p.k_stride);
     check_kv("v", p.v, p.v_stride);
   }

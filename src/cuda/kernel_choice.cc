@@ -139,7 +139,8 @@ TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loa
                   .head_dim_vo = config.head_dim_vo,
                   .loader = loader,
                   .average_rows = 0,
-                  .most_rows = bounds.longest_q() * group_size};
+                  .most_rows = bounds.longest_q() * group_size,
+                  .dtype_kv = config.dtype_kv()};
   const long long requests = std::max(bounds.requests, 1);
   const long long average_len =
       std::min<long long>((bounds.query_tokens + requests - 1) / requests, bounds.longest_q());
@@ -177,13 +178,18 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   const Loader copies = ragged ? Loader::kAffine : Loader::kGather;  // row by row
   const bool sm80_arch = std::atoi(arch.c_str()) >= 80;
   const bool fp8 = is_fp8(config.dtype_kv());
-  const bool sm80 = sm80_arch && sm80_takes(config.dtype) && !fp8;
+  // Rows of fp8 are copied in units of 16 bytes.
+  const bool whole_rows = !fp8 || (config.head_dim_qk % 16 == 0 && config.head_dim_vo % 16 == 0);
+  const bool sm80 = sm80_arch && sm80_takes(config.dtype) && whole_rows;
   const bool sm90 = sm90_takes(config.dtype) && !fp8;
   if (is_sm80(config.kernel)) {
     check(sm80_arch, "kernel 'sm80' needs a GPU of compute capability 8.0 or later, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
-    check(sm80, "kernel 'sm80' takes bfloat16 and float16, not ",
-          to_string(fp8 ? config.dtype_kv() : config.dtype), "; 'auto' and 'plain' run it");
+    check(sm80_takes(config.dtype), "kernel 'sm80' takes bfloat16 and float16, not ",
+          to_string(config.dtype), "; 'auto' and 'plain' run it");
+    check(whole_rows, "kernel 'sm80' takes ", to_string(config.dtype_kv()),
+          " in head dims of multiples of 16, not ", config.head_dim_qk, " and ", config.head_dim_vo,
+          "; 'auto' and 'plain' run it");
   }
   if (is_sm90(config.kernel)) {
     check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",

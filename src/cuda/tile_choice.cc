@@ -73,20 +73,22 @@ float clocks_per_key(const ArchLimits& limits, const TileCandidate& candidate, i
   const int rows = std::max(shape.tile_q, 16);
   const int row_warps = c.num_warps / shape.key_split;
   const int keys_of_warp = c.tile_kv / shape.key_split;
-  const float key_bytes = 2.0f * dims;
+  const float key_bytes = 2.0f * dims, copied_bytes = 1.0f * bytes_of(c.dtype_kv) * dims;
   // 1024 multiply-adds a clock. A warp reads Q once a tile of its keys, K and V are read by every
   // warp with other rows, and written once: 128 bytes a clock.
   const float tensor = rows * dims / 1024.0f;
   const float q_bytes = 2.0f * rows * sm80::padded(c.head_dim_qk) / keys_of_warp;
-  const float shared = ((1 + row_warps) * key_bytes + q_bytes) / 128;
+  // fp8 is read once more to become what the warps read.
+  const float widened_bytes = is_fp8(c.dtype_kv) ? copied_bytes + key_bytes : 0.0f;
+  const float shared = (copied_bytes + widened_bytes + row_warps * key_bytes + q_bytes) / 128;
   // An H200 wants 128 KiB under way for its 20 bytes a clock (cp.async over a paged cache: 64 KiB
   // 250 us, 96 KiB 242, 128 KiB 241, 192 KiB 239), the L2 cache 48 for its 33. Half a tile of the
   // ring is being read.
   constexpr float kMemoryLatency = 128 * 1024 / 20.0f, kCacheLatency = 48 * 1024 / 33.0f;
   const float rate = few ? limits.memory_bytes_per_clock : 33.0f;
   const float wanted = rate * (few ? kMemoryLatency : kCacheLatency);
-  const float under_way = candidate.ctas_per_sm * (c.num_stages - 0.5f) * c.tile_kv * key_bytes;
-  const float memory = key_bytes / rate * std::max(1.0f, wanted / under_way);
+  const float under_way = candidate.ctas_per_sm * (c.num_stages - 0.5f) * c.tile_kv * copied_bytes;
+  const float memory = copied_bytes / rate * std::max(1.0f, wanted / under_way);
   // Barriers, softmax and the heads and tails of products, which other warps may cover: eight do.
   constexpr float kOverhead = 400;
   const float overlap = std::min(candidate.ctas_per_sm * c.num_warps / 8.0f, 2.0f);
@@ -108,7 +110,8 @@ TileCandidate make_candidate(const TileQuery& query, const ArchLimits& limits, i
                              bool meets_both) {
   TileCandidate candidate{};
   KernelConfig& c = candidate.config;
-  c.dtype_q = c.dtype_kv = c.dtype_out = query.dtype;
+  c.dtype_q = c.dtype_out = query.dtype;
+  c.dtype_kv = query.dtype_kv.value_or(query.dtype);
   c.head_dim_qk = query.head_dim_qk;
   c.head_dim_vo = query.head_dim_vo;
   c.loader = query.loader;

@@ -1,6 +1,7 @@
 // Which tiles the sm80 template works in: a choice in two steps, from the bounds and from what an
 // architecture can hold, never from a batch. Pure functions; `plait bench tiles` prints the table.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,9 @@ struct TileQuery {
   Dtype dtype;
   int head_dim_qk, head_dim_vo;
   Loader loader;
-  long long average_rows;  // packed query rows of a row block, by the bounds
-  long long most_rows;     // that a row block may have
+  long long average_rows;              // packed query rows of a row block, by the bounds
+  long long most_rows;                 // that a row block may have
+  std::optional<Dtype> dtype_kv = {};  // fp8; else dtype
 };
 
 // One way to do it, and what follows from it.

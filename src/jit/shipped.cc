@@ -39,6 +39,10 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
           kernels.push_back(assemble_attention(config, full()));
           if (dtype == Dtype::kBfloat16 && loader == Loader::kGather) {
             kernels.push_back(assemble_attention(config, soft_cap(30.0f)));
+            kernels.push_back(assemble_attention(
+                cuda::choose_tiles(
+                    {arch, dtype, head_dim, head_dim, loader, rows, rows, Dtype::kE4m3}),
+                full()));
           }
         }
       }

@@ -226,5 +226,49 @@ TEST(Sm80Emulated, LargestHead) {
       c, {}, PlainMeaning{}, 2);
 }
 
+// fp8 K and V become 16-bit tiles: head dims in both layouts, both loaders, one row on CUDA cores,
+// many stages; then with transforms, which must see values.
+template <KernelConfig kBase, Dtype kDtypeKv>
+inline constexpr KernelConfig kFp8Of = [] {
+  KernelConfig config = kBase;
+  config.dtype_kv = kDtypeKv;
+  return config;
+}();
+template <class T, class Kv, KernelConfig kConfig>
+void check_fp8(int group_size, unsigned seed) {
+  auto c = make_case<T, Kv>(shape(kConfig.head_dim_qk, kConfig.head_dim_vo, group_size,
+                                  kConfig.loader == Loader::kAffine),
+                            {1, -1, 0}, {1, 0, 2, 9}, {5 * kConfig.tile_kv + 7, 9, 1, 70}, 0, seed);
+  c.k_scale = 0.75f;
+  c.v_scale = 1.5f;
+  run_and_compare<kConfig, Standard>(c, {}, PlainMeaning{}, 5);
+}
+TEST(Sm80Emulated, Fp8) {
+  constexpr Dtype kBf16 = Dtype::kBfloat16, kF16 = Dtype::kFloat16;
+  check_fp8<Bfloat16, E4m3,
+            kFp8Of<kConfigOf<kBf16, 64, 128, Loader::kGather, 16, 64, 2, 4, 4>, Dtype::kE4m3>>(3,
+                                                                                               1);
+  check_fp8<Float16, E5m2,
+            kFp8Of<kConfigOf<kF16, 48, 80, Loader::kAffine, 32, 32, 3, 4, 2>, Dtype::kE5m2>>(3, 2);
+  check_fp8<Bfloat16, E5m2,
+            kFp8Of<kConfigOf<kBf16, 64, 64, Loader::kGather, 1, 64, 2, 4, 4>, Dtype::kE5m2>>(1, 3);
+  check_fp8<
+      Float16, E4m3,
+      kFp8Of<kConfigOf<kF16, 128, 16, Loader::kGather, 64, 64, 1, 4, 1, 16, 4>, Dtype::kE4m3>>(3,
+                                                                                               4);
+}
+TEST(Sm80Emulated, Fp8WithTransforms) {
+  constexpr KernelConfig kConfig =
+      kFp8Of<kConfigOf<Dtype::kFloat16, 32, 48, Loader::kGather, 16, 64, 2, 4, 4>, Dtype::kE4m3>;
+  auto c = make_case<Float16, E4m3>(shape(32, 48, 3), {1, -1, 0}, {1, 6, 1}, {200, 40, 0}, 0, 5);
+  c.k_scale = 0.5f;
+  c.v_scale = 0.25f;
+  AllFunctorsMeaning meaning;
+  meaning.bias = 0.75;
+  for (int h = 0; h < c.num_qo_heads(); ++h) meaning.slopes.push_back(0.01f * (h + 1));
+  run_and_compare<kConfig, AllFunctors>(c, {0.75f, meaning.slopes.data()}, meaning, 4, 1.0 / 200,
+                                        1.0 / 400);
+}
+
 }  // namespace
 }  // namespace plait::test

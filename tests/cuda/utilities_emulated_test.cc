@@ -14,6 +14,7 @@
 #include "cuda/plan_image.h"
 #include "merge_states.cuh"
 #include "pack_mask.cuh"
+#include "tile/widen.cuh"
 #include "upload.cuh"
 
 namespace plait::test {
@@ -211,6 +212,38 @@ TEST(AppendKvEmulated, RoundsValuesToFp8) {
     EXPECT_EQ(k[heads * dim + i].bits, from_float<E4m3>(to_float(k_new[i]) / 0.3f).bits) << i;
     EXPECT_EQ(v[heads * dim + i].bits, from_float<E4m3>(to_float(v_new[i]) / 2.0f).bits) << i;
   }
+}
+
+// Every pair of codes beside each other, at both places of a word.
+template <class From, Dtype kTo>
+void check_widen() {
+  using To = Storage<kTo>;
+  for (unsigned a = 0; a < 256; ++a) {
+    for (unsigned b = 0; b < 256; b += a % 16 == 0 ? 1 : 51) {
+      const unsigned pair = a | b << 8;
+      const unsigned wide[2] = {widen_pair<From, kTo, 0>(pair | 0xffff0000u),
+                                widen_pair<From, kTo, 1>(pair << 16 | 0x5555u)};
+      for (const unsigned word : wide) {
+        const float got[2] = {to_float(To{static_cast<unsigned short>(word)}),
+                              to_float(To{static_cast<unsigned short>(word >> 16)})};
+        const float want[2] = {to_float(From{static_cast<unsigned char>(a)}),
+                               to_float(From{static_cast<unsigned char>(b)})};
+        for (int i = 0; i < 2; ++i) {
+          ASSERT_EQ(std::isnan(got[i]), std::isnan(want[i])) << a << " " << b;
+          if (!std::isnan(want[i])) {
+            ASSERT_EQ(got[i], want[i]) << a << " " << b;
+            ASSERT_EQ(std::signbit(got[i]), std::signbit(want[i])) << a << " " << b;
+          }
+        }
+      }
+    }
+  }
+}
+TEST(Widen, EveryCode) {
+  check_widen<E4m3, Dtype::kBfloat16>();
+  check_widen<E4m3, Dtype::kFloat16>();
+  check_widen<E5m2, Dtype::kBfloat16>();
+  check_widen<E5m2, Dtype::kFloat16>();
 }
 
 TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {

@@ -1,0 +1,85 @@
+// The second stage of fp8 tiles: numbers of 8 bits as they lie in memory, dense rows in shared
+// memory, become the 16-bit tile that the tensor cores read, swizzle and all. Every number of
+// either format is one of bfloat16 and of float16, so that nothing is rounded; NaN stays NaN.
+#pragma once
+#include "host_device/convert.h"
+
+namespace plait {
+
+// Bytes 2 i and 2 i + 1 of `word`, each the upper byte of a half of the result.
+template <int kPair>
+PLAIT_HD unsigned upper_bytes(unsigned word) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(word, 0, kPair == 0 ? 0x1404 : 0x3424);
+#else
+  const unsigned pair = word >> 16 * kPair;
+  return (pair & 0xff) << 8 | (pair & 0xff00) << 16;
+#endif
+}
+
+// Two neighbours as float16.
+template <class From, int kPair>
+struct Halves;
+template <int kPair>
+struct Halves<E5m2, kPair> {
+  static PLAIT_HD unsigned of(unsigned word) { return upper_bytes<kPair>(word); }
+};
+template <int kPair>
+struct Halves<E4m3, kPair> {
+  static PLAIT_HD unsigned of(unsigned word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
+        : "=r"(halves)
+        : "h"(static_cast<unsigned short>(word >> 16 * kPair)));
+    return halves;
+#else
+    const unsigned bytes = upper_bytes<kPair>(word), magnitude = bytes & 0x7f007f00u;
+    // Bit 15 of a half where its magnitude is 0x7f: then the exponent becomes that of NaN.
+    const unsigned nan = (magnitude + 0x01000100u) & 0x80008000u;
+    const unsigned biased = (magnitude | nan) >> 1 | (bytes & 0x80008000u);
+#if defined(__CUDA_ARCH__)
+    unsigned halves;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(biased), "r"(0x5c005c00u));  // 2^8
+    return halves;
+#else
+    const auto two = to_floats<Float16>(biased);
+    return from_floats<Float16>(two.low * 256.0f, two.high * 256.0f);
+#endif
+#endif
+  }
+};
+
+template <class From, Dtype kTo, int kPair>
+PLAIT_HD unsigned widen_pair(unsigned word) {
+  const unsigned halves = Halves<From, kPair>::of(word);
+  if constexpr (kTo == Dtype::kFloat16) {
+    return halves;
+  } else {
+    const Two two = to_floats<Float16>(halves);
+    return from_floats<Storage<kTo>>(two.low, two.high);
+  }
+}
+
+// Rows [0, num_rows) of kDim numbers of kFrom, dense in `from`, as kTo in `to`, where chunk c (8
+// elements, 16 bytes) of a row starts at chunk_offset(row, c). On `kNumThreads` threads, thread =
+// 0 ... kNumThreads - 1, a chunk at a time: two spill where a thread has 192 registers of O and S.
+template <Dtype kFrom, Dtype kTo, int kDim, int kNumThreads, int kUnroll = 1, class Offset>
+PLAIT_DEVICE void widen_rows(const unsigned char* from, unsigned char* to, int num_rows, int thread,
+                             Offset chunk_offset) {
+  static_assert(kDim % 16 == 0);
+  constexpr int kChunks = kDim / 8;
+  using From = Storage<kFrom>;
+  struct alignas(8) Eight {
+    unsigned words[2];
+  };
+#pragma unroll kUnroll
+  for (int i = thread; i < num_rows * kChunks; i += kNumThreads) {
+    const Eight x = *reinterpret_cast<const Eight*>(from + i * 8);
+    *reinterpret_cast<uint4*>(to + chunk_offset(i / kChunks, i % kChunks)) =
+        uint4{widen_pair<From, kTo, 0>(x.words[0]), widen_pair<From, kTo, 1>(x.words[0]),
+              widen_pair<From, kTo, 0>(x.words[1]), widen_pair<From, kTo, 1>(x.words[1])};
+  }
+}
+
+}  // namespace plait
