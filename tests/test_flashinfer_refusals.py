@@ -65,7 +65,8 @@ def test_arguments_are_refused_by_name(device):
         ({"rope_theta": 0.0}, ("rope_theta is 0.0",)),
         ({"sm_scale": -1.0}, None),  # of run()
         ({"q_data_type": "float64"}, ("q_data_type is 'float64'", "bfloat16")),
-        ({"kv_data_type": torch.float8_e4m3fn}, ("kv_data_type is 'float8_e4m3fn'", "bfloat16")),
+        ({"q_data_type": torch.float8_e4m3fn}, ("q_data_type is 'float8_e4m3fn'", "bfloat16")),
+        ({"kv_data_type": torch.float16}, ("kv_data_type is 'float16'", "bfloat16", "float8_e5m2")),
         ({"o_data_type": torch.float16}, ("o_data_type is 'float16'", "bfloat16")),
         ({"fixed_split_size": 4}, ("fixed_split_size is 4", "None")),
         ({"block_tables": torch.zeros(5, 5)}, ("block_tables is a tensor float32 [5, 5]", "None")),

@@ -10,6 +10,7 @@ from flashinfer_cases import (
     BF16, DIM, HEADS, check, paged, plan_decode, plan_prefill, prefill_wrapper, values, workspace,
 )
 from test_flashinfer_decode import *  # noqa: F403
+from test_flashinfer_fp8 import *  # noqa: F403
 from test_flashinfer_helpers import *  # noqa: F403
 from test_flashinfer_masks import *  # noqa: F403
 from test_flashinfer_planning import *  # noqa: F403

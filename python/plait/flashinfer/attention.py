@@ -3,7 +3,7 @@
 import torch
 
 from plait.flashinfer import batch as batches
-from plait.flashinfer.options import Options, checked, one_dtype
+from plait.flashinfer.options import Options, checked, kv_dtype, one_dtype
 from plait.flashinfer.pool import OwnWorkspace
 from plait.flashinfer.refusals import refuse, refuse_all
 from plait.flashinfer.wrapper import Wrapper, paged_cache
@@ -28,10 +28,11 @@ class BatchAttention(Wrapper):
         """Plans a step. kv_indptr counts pages; kv_len_arr [batch] has the lengths. Index arrays
         are int32 or int64; all but kv_indices best on the cpu (a copy from the device waits)."""
         refuse_all("plan", locals())
+        dtype = one_dtype("plan", q_data_type=q_data_type)
         options = Options(
-            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo,
-            one_dtype("plan", q_data_type=q_data_type, kv_data_type=kv_data_type), page_size,
-            self._kv_layout, **checked("plan", causal, -1, logits_soft_cap, "NONE", None, None))
+            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, dtype, page_size,
+            self._kv_layout, kv_dtype=kv_dtype("plan", dtype, kv_data_type=kv_data_type),
+            **checked("plan", causal, -1, logits_soft_cap, "NONE", None, None))
         batch = batches.paged("plan", _NAMES, batches.host("plan", "qo_indptr", qo_indptr),
                               kv_indptr, kv_indices, page_size=page_size, kv_len=kv_len_arr)
         self._plan(options, sm_scale, batch)

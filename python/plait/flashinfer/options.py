@@ -12,6 +12,7 @@ from plait.flashinfer.refusals import one_of, refuse
 
 POS_ENCODING_MODES = ("NONE", "ROPE_LLAMA", "ALIBI")
 _DTYPES = ("float16", "bfloat16", "float32")
+_FP8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 def dtype_name(where, name, dtype):
@@ -22,13 +23,27 @@ def dtype_name(where, name, dtype):
 
 
 def one_dtype(where, **dtypes):
-    """The dtype of q, K, V and out: they must agree; None is that of the first."""
+    """The dtype of q and out: they must agree; None is that of the first."""
     (first, dtype), *others = dtypes.items()
     dtype = one_of(where, first, dtype_name(where, first, dtype), _DTYPES)
     for name, other in others:
         if other is not None and dtype_name(where, name, other) != dtype:
             refuse(where, name, dtype_name(where, name, other), f"that of {first}, {dtype}")
     return dtype
+
+
+def kv_dtype(where, dtype, **dtypes):
+    """Of K and V: None for that of q, else one of fp8; all that are given say the same."""
+    (first, given), *others = dtypes.items()
+    if given is None:
+        return None
+    given = dtype_name(where, first, given)
+    if given != dtype and given not in _FP8:
+        refuse(where, first, given, f"that of q, {dtype}, {_FP8[0]} or {_FP8[1]}")
+    for name, other in others:
+        if dtype_name(where, name, other) != given:
+            refuse(where, name, dtype_name(where, name, other), f"that of {first}, {given}")
+    return None if given == dtype else given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +65,7 @@ class Options:
     rope_theta: float = 1e4
     custom_mask: bool = False
     disable_split_kv: bool = False
+    kv_dtype: str | None = None  # fp8; else dtype
 
     @property
     def group_size(self):
@@ -83,6 +99,7 @@ class Options:
             "head_dim_qk": self.head_dim_qk,
             "head_dim_vo": self.head_dim_vo,
             "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
             "kv": plait.PagedKv(self.page_size, self.kv_layout) if self.page_size
             else plait.RaggedKv(),
             "variant": self.variant(),
@@ -137,11 +154,11 @@ def sm_scale_of(options, sm_scale, *factors):
 
 def options_of(plan, page_size, kv_layout, causal, masked=False):
     """Options of a batch wrapper's plan(): `plan` has its arguments, under the prefill names."""
+    dtype = one_dtype("plan", q_data_type=plan.q_data_type, o_data_type=plan.o_data_type)
     return Options(
         plan.num_qo_heads, plan.num_kv_heads, plan.head_dim_qk,
         plan.head_dim_qk if plan.head_dim_vo is None else plan.head_dim_vo,
-        one_dtype("plan", q_data_type=plan.q_data_type, kv_data_type=plan.kv_data_type,
-                  o_data_type=plan.o_data_type),
-        page_size, kv_layout, disable_split_kv=bool(plan.disable_split_kv),
+        dtype, page_size, kv_layout, disable_split_kv=bool(plan.disable_split_kv),
+        kv_dtype=kv_dtype("plan", dtype, kv_data_type=plan.kv_data_type),
         **checked("plan", causal, plan.window_left, plan.logits_soft_cap, plan.pos_encoding_mode,
                   plan.rope_scale, plan.rope_theta, masked))

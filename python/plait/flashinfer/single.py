@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from plait.flashinfer.options import Options, one_dtype
+from plait.flashinfer.options import Options, kv_dtype, one_dtype
 from plait.flashinfer.pool import Needs, single_pool
 from plait.flashinfer.refusals import one_of, tensor
 from plait.flashinfer.wrapper import LAYOUTS, run
@@ -15,8 +15,9 @@ def single(where, q, k, v, kv_layout, what_is_seen, *, mask=None, o_dtype=None, 
     k, v = (tensor(where, name, x, 3) for name, x in (("k", k), ("v", v)))
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    dtype = one_dtype(where, q=q.dtype, k=k.dtype, v=v.dtype, o_dtype=o_dtype)
-    options = Options(q.shape[1], k.shape[1], q.shape[2], v.shape[2], dtype, **what_is_seen)
+    dtype = one_dtype(where, q=q.dtype, o_dtype=o_dtype)
+    options = Options(q.shape[1], k.shape[1], q.shape[2], v.shape[2], dtype, **what_is_seen,
+                      kv_dtype=kv_dtype(where, dtype, k=k.dtype, v=v.dtype))
     q_len, kv_len = len(q), len(k)
     attention = single_pool(q.device).get(options, Needs(1, q_len, kv_len, 0, q_len))
     attention._plan(np.array([0, q_len]), {"kv_indptr": np.array([0, kv_len])}, [], None,

@@ -79,10 +79,15 @@ class Wrapper:
 
 def run(attention, options, q, kv, *, sm_scale, q_scale=None, k_scale=None, v_scale=None, out=None,
         lse=None, return_lse=False, **variant_args):
-    """Runs what is planned; out, or (out, lse in base 2). k_scale joins the logits' scale, v_scale
-    multiplies the result."""
-    factors = scale("run", "q_scale", q_scale), scale("run", "k_scale", k_scale)
-    v_factor = scale("run", "v_scale", v_scale)
+    """Runs what is planned; out, or (out, lse in base 2). The scales of fp8 K and V go into the
+    kernel; else k_scale joins the logits' scale, and v_scale multiplies the result."""
+    factors = [scale("run", "q_scale", q_scale)]
+    k_factor, v_factor = scale("run", "k_scale", k_scale), scale("run", "v_scale", v_scale)
+    if options.kv_dtype:
+        variant_args |= {"k_scale": k_factor, "v_scale": v_factor}
+        v_factor = 1.0
+    else:
+        factors.append(k_factor)
     tensor("run", "q", q)
     out, lse = attention.run(q, kv, out=out, lse=lse, return_lse=return_lse,
                              sm_scale=sm_scale_of(options, sm_scale, *factors),
