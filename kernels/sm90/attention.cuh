@@ -18,6 +18,8 @@ PLAIT_DEVICE void check_config() {
                     bytes_of(kConfig.dtype_q) == 2,
                 "the sm90a template takes bfloat16 or float16 throughout");
   static_assert(kConfig.num_stages >= 2, "K runs one tile ahead of V");
+  static_assert(kConfig.num_q_stages >= (splits_keys(kConfig) ? 2 : 1),
+                "the join uses Q's buffer while the next unit's Q is read");
   // A CTA starts with the same number everywhere; increase_registers waits for ever for more than
   // the producer gives up.
   constexpr int kWarpgroups = kConfig.num_consumer_warpgroups + 1;
@@ -29,37 +31,32 @@ PLAIT_DEVICE void check_config() {
   static_assert(sizeof(Smem<kConfig>) == sm90_smem_bytes(kConfig), "the host launches with this");
 }
 
-// The consumers' loop: one unit after the other, in whatever shape its item has.
+// The consumers' pipeline, and what is done with each unit that comes out of it.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
   using Traits = VariantTraits<Variant>;
   const Params& params = call.params;
-  const PlanView plan = *params.plan;  // what is used of it stays in registers
+  const PlanView& plan = *params.plan;
   const float scale_log2 = Traits::kHasLogitsTransform
                                ? kLog2e
                                : logit_scale<Variant, kConfig.dtype_kv>(params) * kLog2e;
   const int warpgroup = threadIdx.x / 128;
   Consumer<kConfig, Variant> consumer{smem, params, call.variant, scale_log2};
-  consumer.start();
-  for (unsigned u = 0;; ++u) {
-    ptx::mbarrier_wait(&smem.q_full, u & 1);
-    const Unit& unit = smem.units[u % 2];
-    if (unit.item == nullptr) break;
-    // key_split 1: own rows, every tile. Else: the same rows, every key_split-th tile.
-    const int key_split = kConfig.shapes[unit.item->shape].key_split;
-    const int row_begin = key_split == 1 ? 64 * warpgroup : 0;
-    consumer.run(unit, thread_rows(params, plan, unit, row_begin), row_begin,
-                 key_split == 1 ? 0 : warpgroup, key_split);
-
+  consumer.run([&](unsigned u) {
+    const Unit& unit = consumer.unit_of(u);
+    const bool joins = splits_keys(kConfig) && unit.key_split > 1;
     // Looked up again: cheaper than registers kept through the loop.
-    const ThreadRows rows = thread_rows(params, plan, unit, row_begin);
+    const ThreadRows rows = thread_rows(params, plan, unit, joins ? 0 : 64 * warpgroup);
     SoftmaxState state[2] = {consumer.state(0), consumer.state(1)};
     if constexpr (splits_keys(kConfig)) {
-      if (key_split > 1) join_warpgroups<kConfig, Variant>(consumer, state, rows);
+      if (joins) {
+        join_warpgroups<kConfig, Variant>(consumer, smem.q[u % Smem<kConfig>::kQStages], state);
+        consumer.release_q(u);
+      }
     }
-    store_unit<kConfig, Variant>(call, unit, rows, key_split == 1 || warpgroup == 0, state,
-                                 consumer.o, smem.scratch);
-  }
+    store_unit<kConfig, Variant>(call, unit, rows, !joins || warpgroup == 0, state, consumer.o,
+                                 reinterpret_cast<int*>(smem.states));
+  });
   store_padding_rows<kConfig, Variant>(params, plan, threadIdx.x,
                                        128 * kConfig.num_consumer_warpgroups);
 }

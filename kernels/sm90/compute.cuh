@@ -1,6 +1,7 @@
-// A consumer warpgroup's part of a unit: 64 packed rows against its tiles of K and V. S = Q K^T of
-// the next tile is issued before O += P V of the last, so that softmax runs while the tensor cores
-// do. Source of the overlap: FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608), section 3.2.
+// A consumer warpgroup: 64 packed rows of each unit against its tiles of K and V, in one pipeline
+// over all units. S = Q K^T of the next tile, be it the next unit's, is issued before O += P V of
+// the last, so that softmax and stores run while the tensor cores do.
+// Source of the overlap: FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608), section 3.2.
 #pragma once
 #include "host_device/mask_bits.h"
 #include "host_device/scales.h"
@@ -58,98 +59,127 @@ struct Consumer {
   float scale_log2;  // exp2(scale_log2 * s) are the weights of logits s as `logits` leaves them
 
   float o[kDimVo / 2];         // O fragment, not normalised
-  float max_logit[2], sum[2];  // of the two rows; sum is this thread's part until `reduce_sums`
+  float max_logit[2], sum[2];  // of the two rows; sum is this thread's part
 
-  PLAIT_DEVICE void release_q() { release(&smem.q_empty); }
+  PLAIT_DEVICE void release_q(unsigned u) { release(&smem.q_empty[u % Smem<kConfig>::kQStages]); }
+  PLAIT_DEVICE const Unit& unit_of(unsigned u) { return smem.units[u % kUnits]; }
 
-  // Before the first unit: the first turn is warpgroup 0's.
-  PLAIT_DEVICE void start() {
-    if (threadIdx.x >= 128) pass_turn();
-  }
-
-  // Runs tiles first, first + step, ... of the unit for rows [row_begin, + 64) of Q's buffer. Q is
-  // released as soon as it has been read, but with split keys, whose join needs the buffer.
-  PLAIT_DEVICE void run(const Unit& unit, const ThreadRows& rows, int row_begin, int first,
-                        int step) {
-    max_logit[0] = max_logit[1] = kNegInf;
-    sum[0] = sum[1] = 0.0f;
-    const int num_tiles = unit.tiles.size();
-    if (first >= num_tiles) {
-#pragma unroll
-      for (int i = 0; i < kDimVo / 2; ++i) o[i] = 0.0f;
-      if (step == 1) release_q();
-      return;
-    }
-    const unsigned q_descriptor =
-        uniform(k_major_descriptor(ptx::smem_address(smem.q) + row_begin * kPanelRowBytes));
-    const TileList tiles = unit.tiles;
-    const FullTiles full_tiles = unit.full_tiles;
+  // The whole pipeline. A round issues S of one tile and P V of the one before. Every unit has a
+  // round at least: one without tiles for this warpgroup computes on whatever lies in the ring and
+  // hides all of it; so does the end, whose round serves the last unit's P V. So no wgmma is behind
+  // a branch, which would make ptxas serialise them all (C7520), and the loop is there once (a
+  // second body costs half a second of NVRTC).
+  // store(u): called with unit u's output in o and its states where `state` finds them.
+  template <class Store>
+  PLAIT_DEVICE void run(Store&& store) {
+    constexpr int kQStages = Smem<kConfig>::kQStages;
+    const int warpgroup = uniform(threadIdx.x / 128);
+    if (warpgroup == 1) pass_turn();  // the first turn is warpgroup 0's
     float s[kTileKv / 2];
-    unsigned p[kTileKv / 4] = {};
-    Slot slot(unit.first_tile + first), previous = slot;
-    // The first round has no V to multiply with. A branch around a wgmma makes ptxas serialise them
-    // all (C7520), a second loop body costs half a second of NVRTC; so P = 0 is multiplied with
-    // what lies in Q's buffer, and the first accumulation after it starts from zero.
-    unsigned v_descriptor = uniform(n_major_descriptor(ptx::smem_address(smem.q), kTileKv));
-    ptx::Barrier* v_full = &smem.full_k[slot.stage];  // passed by then
-    int accumulate = 0;
-    for (int j = first; j < num_tiles; j += step) {
-      const bool is_first = j == first, is_last = j + step >= num_tiles;
-      const unsigned k_descriptor =
-          uniform(k_major_descriptor(ptx::smem_address(smem.k[slot.stage])));
-      wait_full(&smem.full_k[slot.stage], slot.parity, !R::kTransformK);
-      if (step == 1) wait_turn();
-      ptx::wgmma_fence();
-      issue_qk(q_descriptor, k_descriptor, s);
-      ptx::wgmma_commit();
-      wait_full(v_full, previous.parity, !R::kTransformV);
-      ptx::wgmma_fence();
-      issue_pv(p, v_descriptor, accumulate);
-      ptx::wgmma_commit();
-      if (step == 1) pass_turn();
-      const int tile = tiles[j];
-      const bool full =
-          !Traits::kHasLogitsMask && tile >= full_tiles.begin && tile < full_tiles.end;
-      const MaskBits bits = mask_bits(rows, unit.kv_pos_begin + tile * kTileKv, full);
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_fence_registers(s);
-      release(&smem.empty_k[slot.stage], step);
-      if (step == 1 && is_last && !is_first) release_q();
-      logits(unit, rows, tile, full, s);
-      if (!full) hide(bits, s);
-      float scale[2];
-      softmax(s, scale);
-      ptx::wgmma_fence_registers(s);
-      order_after(sum[0] + sum[1]);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_fence_registers(o);
-      if (!is_first) release(&smem.empty_v[previous.stage], step);
-      if (step == 1 && is_last && is_first) release_q();
-      rescale(scale);
-      pack(s, p);
-      v_descriptor = uniform(n_major_descriptor(ptx::smem_address(smem.v[slot.stage]), kTileKv));
-      v_full = &smem.full_v[slot.stage];
-      accumulate = !is_first;
-      previous = slot;
-      slot.advance(step);
+    unsigned p[kTileKv / 4] = {};  // of the tile before; and its V:
+    Slot previous(0);
+    bool previous_none = true;  // there was no tile
+    int previous_step = 1, accumulate = 0;
+    ThreadRows rows{};
+    for (unsigned u = 0;; ++u) {
+      ptx::mbarrier_wait(&smem.q_full[u % kQStages], u / kQStages & 1);
+      const Unit& unit = unit_of(u);
+      const bool is_end = uniform(unit.item == nullptr);
+      // key_split 1: own rows, every tile. Else: the same rows, every key_split-th tile.
+      const int step = uniform(unit.key_split);
+      const int first = step == 1 ? 0 : warpgroup, row_begin = step == 1 ? 64 * warpgroup : 0;
+      const int num_tiles = uniform(unit.tiles.size());
+      const bool none = first >= num_tiles;
+      const unsigned q_descriptor = uniform(
+          k_major_descriptor(ptx::smem_address(smem.q[u % kQStages]) + row_begin * kPanelRowBytes));
+      Slot slot(uniform(unit.first_tile) + first);
+      for (int j = first;; j += step) {
+        const bool is_first = j == first, is_last = j + step >= num_tiles;
+        const unsigned k_descriptor =
+            uniform(k_major_descriptor(ptx::smem_address(smem.k[slot.stage])));
+        const unsigned v_descriptor =
+            uniform(n_major_descriptor(ptx::smem_address(smem.v[previous.stage]), kTileKv));
+        if (!none) wait_full(&smem.full_k[slot.stage], slot.parity, !R::kTransformK);
+        if (step == 1) wait_turn();
+        ptx::wgmma_fence();
+        issue_qk(q_descriptor, k_descriptor, s);
+        ptx::wgmma_commit();
+        if (!previous_none) {
+          wait_full(&smem.full_v[previous.stage], previous.parity, !R::kTransformV);
+        }
+        ptx::wgmma_fence();
+        issue_pv(p, v_descriptor, accumulate);
+        ptx::wgmma_commit();
+        if (step == 1) pass_turn();
+        if (is_first) {
+          if (u > 0) keep_states();  // of the unit before
+          max_logit[0] = max_logit[1] = kNegInf;
+          sum[0] = sum[1] = 0.0f;
+          if (!is_end) rows = thread_rows(params, *params.plan, unit, row_begin);
+        }
+        const int tile = none ? 0 : unit.tiles[j];
+        const bool full = !Traits::kHasLogitsMask && !none && tile >= unit.full_tiles.begin &&
+                          tile < unit.full_tiles.end;
+        const MaskBits bits = mask_bits(rows, unit.kv_pos_begin + tile * kTileKv, full || none);
+        ptx::wgmma_wait<1>();
+        ptx::wgmma_fence_registers(s);
+        if (!none) release(&smem.empty_k[slot.stage], step);
+        logits(unit, rows, tile, none ? 0 : unit.kv_end, full, s);
+        if (!full) hide(bits, s);
+        float scale[2];
+        softmax(s, scale);
+        ptx::wgmma_fence_registers(s);
+        order_after(sum[0] + sum[1]);
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_fence_registers(o);
+        if (!previous_none) release(&smem.empty_v[previous.stage], previous_step);
+        pack(s, p);
+        if (is_first) {
+          if (u > 0) {
+            if (previous_none) clear_o();
+            store(u - 1);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) smem.release_unit(u - 1);
+          }
+          if (is_end) return;
+        } else {
+          rescale(scale);
+        }
+        if (is_last && step == 1) release_q(u);
+        accumulate = !is_first;
+        previous = slot;
+        previous_none = none;
+        previous_step = step;
+        slot.advance(step);
+        if (is_last) break;
+      }
     }
-    wait_full(v_full, previous.parity, !R::kTransformV);
-    ptx::wgmma_fence();
-    issue_pv(p, v_descriptor, accumulate);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_fence_registers(o);
-    release(&smem.empty_v[previous.stage], step);
   }
 
-  // The states of the two rows; their outputs are o, not normalised.
-  PLAIT_DEVICE SoftmaxState state(int r) {
-    sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-    sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-    return {max_logit[r] * scale_log2, sum[r]};
+  // State of this thread's row r as `store` sees it, its output is o, not normalised; or that of
+  // the same row of a later warpgroup.
+  PLAIT_DEVICE SoftmaxState& state(int r, int warpgroups_on = 0) {
+    return smem.states[64 * warpgroups_on + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r];
   }
 
  private:
+  PLAIT_DEVICE void clear_o() {
+#pragma unroll
+    for (int i = 0; i < kDimVo / 2; ++i) o[i] = 0.0f;
+  }
+
+  // Puts the states of this warp's rows where `state` finds them: registers are scarce while the
+  // next tile's softmax runs.
+  PLAIT_DEVICE void keep_states() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+      if (threadIdx.x % 4 == 0) state(r) = {max_logit[r] * scale_log2, sum[r]};
+    }
+    __syncwarp();
+  }
+
   PLAIT_DEVICE void wait_full(ptx::Barrier* barrier, unsigned parity, bool direct) {
     ptx::mbarrier_wait(barrier, parity);
     // cp.async wrote through the generic proxy and nobody has fenced since.
@@ -157,7 +187,10 @@ struct Consumer {
   }
 
   // The same value in every lane, which the compiler then keeps in a uniform register.
-  static PLAIT_DEVICE unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
+  template <class T>
+  static PLAIT_DEVICE T uniform(T x) {
+    return __shfl_sync(~0u, x, 0);
+  }
 
   // Two warpgroups with the same tiles issue in turns, so that one computes softmax while the
   // tensor cores work for the other; handed over at issue, not at completion (which is slower).
@@ -233,8 +266,8 @@ struct Consumer {
   }
 
   // logits_transform, then -inf (without softmax: 0) for hidden keys.
-  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile, bool full,
-                           float (&s)[kTileKv / 2]) {
+  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile, int kv_end,
+                           bool full, float (&s)[kTileKv / 2]) {
     const int list_begin = tile * kTileKv;
     const int k_pos = unit.kv_pos_begin + list_begin;
     if constexpr (Traits::kHasLogitsTransform || !Traits::kUseSoftmax) {
@@ -247,7 +280,7 @@ struct Consumer {
       }
     }
     if (full) return;
-    const int k_end = k_pos + unit.kv_end - list_begin;
+    const int k_end = k_pos + kv_end - list_begin;
     VisibleRange range[2] = {visible_range(params.visible, rows.position[0]),
                              visible_range(params.visible, rows.position[1])};
     range[0].end = min(range[0].end, k_end);

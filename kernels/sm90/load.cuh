@@ -36,21 +36,24 @@ template <KernelConfig kConfig, class Variant>
 struct AffineLoader {
   const Params& params;
   int box_rows;
-  int first_row = 0;
+  int first_row[3];  // as PagedLoader::page
 
-  PLAIT_DEVICE void start(const Unit& unit) {
-    first_row = static_cast<int>(first_entry(params.plan->tables[unit.block->level], *unit.block));
+  PLAIT_DEVICE void look_up(const Unit& unit, int) {
+    first_row[0] =
+        static_cast<int>(first_entry(params.plan->tables[unit.block->level], *unit.block));
   }
-  PLAIT_DEVICE void look_up(const Unit&, int) {}
-  PLAIT_DEVICE void advance() {}
+  PLAIT_DEVICE void advance() {
+    first_row[2] = first_row[1];
+    first_row[1] = first_row[0];
+  }
   template <int kBehind>
-  PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive_expect_tx(barrier, tile_bytes(kConfig.tile_kv, operand.head_dim));
     for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
       ptx::tma_load_4d(smem + panel * kConfig.tile_kv * kPanelRowBytes, operand.map, barrier,
-                       panel * kPanelCols, first_row + tile * kConfig.tile_kv, unit.kv_head, 0);
+                       panel * kPanelCols, first_row[kBehind] + tile * kConfig.tile_kv, kv_head, 0);
     }
   }
 };
@@ -73,7 +76,6 @@ struct PagedLoader {
   PLAIT_DEVICE int piece() const { return threadIdx.x % 32 * kWarps + threadIdx.x % 128 / 32; }
   PLAIT_DEVICE int first_key(int tile) const { return tile * kTileKv + piece() * box_rows; }
 
-  PLAIT_DEVICE void start(const Unit& unit) { look_up(unit, unit.tiles[0]); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
     const BlockTable& table = params.plan->tables[unit.block->level];
     page[0] = kNoPage;
@@ -87,7 +89,7 @@ struct PagedLoader {
     page[1] = page[0];
   }
   template <int kBehind>
-  PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     __syncwarp();  // lanes without a piece do not run ahead
     const int num_pieces = kTileKv / box_rows, warp = threadIdx.x % 128 / 32;
@@ -100,7 +102,7 @@ struct PagedLoader {
 #pragma unroll 1
     for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
       ptx::tma_load_4d(smem + (panel * kTileKv + piece() * box_rows) * kPanelRowBytes, operand.map,
-                       barrier, panel * kPanelCols, row, unit.kv_head, page[kBehind]);
+                       barrier, panel * kPanelCols, row, kv_head, page[kBehind]);
     }
   }
 };
@@ -128,8 +130,6 @@ struct GatherLoader {
     return 64 * i + lane / 4 * 8 + warp * 4 + lane % 4;
   }
 
-  PLAIT_DEVICE void start(const Unit& unit) { look_up(unit, unit.tiles[0]); }
-
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
     const BlockTable& table = params.plan->tables[unit.block->level];
     const i64 first = first_entry(table, *unit.block);
@@ -150,13 +150,13 @@ struct GatherLoader {
     }
   }
   template <int kBehind>
-  PLAIT_DEVICE void copy(const Unit& unit, int tile, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     i64 offset[kOwned];
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
       const KeySlot slot{block[kBehind][i], (tile * kTileKv + owned_row(i)) % params.block_size};
-      offset[i] = slot.block < 0 ? kNoKey : key_offset(*operand.stride, slot, unit.kv_head, false);
+      offset[i] = slot.block < 0 ? kNoKey : key_offset(*operand.stride, slot, kv_head, false);
     }
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     unsigned char* to = smem + chunk_offset(kTileKv, warp * 4 + lane / 8, lane % 8);
@@ -177,7 +177,7 @@ struct GatherLoader {
   }
 };
 
-// K runs one tile ahead of V, as the consumers need them.
+// K runs one tile ahead of V, as the consumers need them, from unit to unit too.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
@@ -190,31 +190,42 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
                   kConfig.head_dim_qk};
   const Operand v{&maps.v, static_cast<const unsigned char*>(params.v), &params.v_stride,
                   kConfig.head_dim_vo};
-  for_each_unit<kConfig>(params, [&](const Unit& unit) {
+  Slot slot(0);
+  int previous_tile = -1, previous_kv_head = 0;  // whose V is due; -1: there was none
+  bool second_stage = R::kTransformV;            // of that V
+  const auto copy_previous_v = [&] {
+    if (previous_tile < 0) return;
+    const Slot v_slot = slot.before();
+    ptx::mbarrier_wait(&smem.empty_v[v_slot.stage], v_slot.parity ^ 1);
+    loader.template copy<2>(previous_kv_head, previous_tile, v, smem.v[v_slot.stage],
+                            second_stage ? &smem.raw_v[v_slot.stage] : &smem.full_v[v_slot.stage]);
+  };
+  for (unsigned u = 0;; ++u) {
+    const Unit& unit = smem.await_unit(u);
     const int num_tiles = unit.tiles.size();
-    if (num_tiles == 0) return;
-    loader.start(unit);
-    for (int j = 0; j <= num_tiles; ++j) {
+    if (num_tiles == 0) {  // V is not kept back: more units may come only behind its own
+      loader.advance();
+      copy_previous_v();
+      previous_tile = -1;
+      if (unit.item == nullptr) break;
+    }
+    for (int j = 0; j < num_tiles; ++j) {
+      const int tile = unit.tiles[j];
+      if (j == 0) loader.look_up(unit, tile);
       loader.advance();
       if (j + 1 < num_tiles) loader.look_up(unit, unit.tiles[j + 1]);
-      if (j < num_tiles) {
-        const Slot slot(unit.first_tile + j);
-        ptx::mbarrier_wait(&smem.empty_k[slot.stage], slot.parity ^ 1);
-        loader.template copy<1>(
-            unit, unit.tiles[j], k, smem.k[slot.stage],
-            R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
-      }
-      if (j > 0) {
-        const int tile = unit.tiles[j - 1];
-        const Slot slot(unit.first_tile + j - 1);
-        const bool second_stage =
-            R::kTransformV || has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv);
-        ptx::mbarrier_wait(&smem.empty_v[slot.stage], slot.parity ^ 1);
-        loader.template copy<2>(unit, tile, v, smem.v[slot.stage],
-                                second_stage ? &smem.raw_v[slot.stage] : &smem.full_v[slot.stage]);
-      }
+      ptx::mbarrier_wait(&smem.empty_k[slot.stage], slot.parity ^ 1);
+      loader.template copy<1>(unit.kv_head, tile, k, smem.k[slot.stage],
+                              R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
+      copy_previous_v();
+      previous_tile = tile;
+      previous_kv_head = unit.kv_head;
+      second_stage = R::kTransformV || has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv);
+      slot.advance(1);
     }
-  });
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) smem.release_unit(u);
+  }
 }
 
 // ---- finish warps -------------------------------------------------------------------------------
@@ -238,10 +249,10 @@ PLAIT_DEVICE void arrive_finished(ptx::Barrier* barrier, int count = 1) {
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier, count);
 }
 
-// Q of a unit: one row of 16-byte chunks a packed row, zeros beyond the last.
+// Q of a unit into `smem_q`: one row of 16-byte chunks a packed row, zeros beyond the last.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& variant,
-                         const Unit& unit, Smem<kConfig>& smem) {
+                         const Unit& unit, unsigned char* smem_q) {
   using R = Roles<kConfig, Variant>;
   constexpr int kChunks = padded_dim(kConfig.head_dim_qk) / kChunkCols;
   constexpr int kThreads = 32 * R::kFinishWarps;
@@ -257,14 +268,14 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
       offset = existing_row(params, packed.token) * params.q_stride.token +
                packed.qo_head * params.q_stride.head;
     }
-    ptx::cp_async_16(smem.q + chunk_offset(Smem<kConfig>::kTileQ, row, chunk),
+    ptx::cp_async_16(smem_q + chunk_offset(Smem<kConfig>::kTileQ, row, chunk),
                      q + offset * 2 + chunk * kChunkBytes, valid ? 16 : 0);
   }
   ptx::cp_async_wait_all();
   if constexpr (R::Traits::kHasQueryTransform) {
     ptx::named_barrier(kFinishBarrier, kThreads);
     transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q, false>(
-        smem.q, Smem<kConfig>::kTileQ, unit.num_rows, [&](int row, auto& accessor) {
+        smem_q, Smem<kConfig>::kTileQ, unit.num_rows, [&](int row, auto& accessor) {
           const PackedRow packed = row_of(params, row_map, unit, row);
           const RowContext context{params.plan->token_request[packed.token],
                                    params.plan->token_position[packed.token], packed.qo_head};
@@ -280,22 +291,8 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
   using Slot = RingSlot<kConfig.num_stages>;
   constexpr int kTileKv = kConfig.tile_kv;
   const int finish_warp = threadIdx.x % 128 / 32 - R::kLoadWarps;
-  unsigned num_units = 0, raw_v_parity = 0;  // bit s: parity of raw_v[s]'s next phase
-  const auto hand_on = [&](const Unit& unit) {
-    ptx::mbarrier_wait(&smem.q_empty, ~num_units & 1);
-    if (threadIdx.x % 128 == 32 * R::kLoadWarps) smem.units[num_units % 2] = unit;
-    ++num_units;
-  };
-
-  for_each_unit<kConfig>(params, [&](const Unit& walked) {
-    hand_on(walked);
-    // Read where it was handed over, which saves its registers. It stays there, as no finish warp
-    // hands on the next but one before all are here again.
-    ptx::named_barrier(kFinishBarrier, 32 * R::kFinishWarps);
-    const Unit& unit = smem.units[(num_units + 1) % 2];
-    load_q<kConfig, Variant>(params, variant, unit, smem);
-    arrive_finished(&smem.q_full);
-
+  unsigned raw_v_parity = 0;  // bit s: parity of raw_v[s]'s next phase
+  const auto finish_unit = [&](const Unit& unit) {
     const int num_tiles = unit.tiles.size();
     const int request = request_of_keys(*params.plan, *unit.block);
     // Tiles with a second stage: all with a transform, else only a last one with foreign rows.
@@ -334,9 +331,30 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
       }
       arrive_finished(&smem.full_v[slot.stage], R::kTransformV ? 1 : R::kFullArrivalsV);
     }
-  });
-  hand_on(Unit{});
-  arrive_finished(&smem.q_full);
+  };
+
+  // The tiles of a unit come after the next unit's Q, which so is there in time; but not where K
+  // waits for its second stage, since consumers may need the next unit's first K to give up a Q.
+  constexpr unsigned kBehind = kConfig.num_q_stages > 1 && !R::kTransformK ? 1 : 0;
+  constexpr int kQStages = kConfig.num_q_stages;
+  const bool walks = threadIdx.x % 128 == 32 * R::kLoadWarps;
+  UnitWalker<kConfig> walker(params);
+  if (walks) walker.write_next(smem);
+  bool is_end = false;
+  for (unsigned u = 0; !is_end; ++u) {
+    const Unit& unit = smem.await_unit(u);
+    is_end = unit.item == nullptr;
+    const int q_stage = u % kQStages;
+    ptx::mbarrier_wait(&smem.q_empty[q_stage], ~(u / kQStages) & 1);
+    if (!is_end) load_q<kConfig, Variant>(params, variant, unit, smem.q[q_stage]);
+    arrive_finished(&smem.q_full[q_stage]);
+    if (walks && !is_end) walker.write_next(smem);
+    __syncwarp();
+    if (u < kBehind || (kBehind == 0 && is_end)) continue;
+    finish_unit(smem.units[(u - kBehind) % kUnits]);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) smem.release_unit(u - kBehind);
+  }
 }
 
 template <KernelConfig kConfig, class Variant>

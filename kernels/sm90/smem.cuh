@@ -1,10 +1,13 @@
 // The sm90a kernel's shared memory and the barriers of its KV ring. Who arrives, who waits:
-//   full_k, full_v   [stage]  loaders (or finishers, see load.cuh) arrive, consumers wait
-//   raw_k, raw_v     [stage]  loaders arrive, finishers wait: tiles that need a second stage
-//   empty_k, empty_v [stage]  every consumer warp arrives, loaders wait
-//   q_full, q_empty           finishers and consumer warps, once a unit (item x kv head)
+//   full_k, full_v     [stage]    loaders (or finishers, see load.cuh) arrive, consumers wait
+//   raw_k, raw_v       [stage]    loaders arrive, finishers wait: tiles that need a second stage
+//   empty_k, empty_v   [stage]    every consumer warp arrives, loaders wait
+//   q_full, q_empty    [q stage]  finishers and consumer warps, once a unit (item x kv head)
+//   unit_full          [unit]     one finisher arrives, the producer's warps wait
+//   unit_empty         [unit]     every warp arrives, that finisher waits
 #pragma once
 #include "host_device/convert.h"
+#include "host_device/softmax_state.h"
 #include "host_device/variant.h"
 #include "ptx/mbarrier.cuh"
 #include "sm90/layout.h"
@@ -24,9 +27,8 @@ enum NamedBarrier {
   kTurnBarrier = kOrderBarrier + 2,  // + warpgroup
 };
 
-// One unit of work: an item and one of its kv heads. Load and finish warps walk the plan; finish
-// warps hand each unit on to the consumers, together with its Q. What a tile needs is copied, for
-// the rest there is the plan.
+// One unit of work: an item and one of its kv heads, copied out of the plan so that nobody else has
+// to follow its pointers.
 struct Unit {
   const WorkItem* item;  // null: there are no more units
   const RowBlock* block;
@@ -36,22 +38,32 @@ struct Unit {
   TileList tiles;
   FullTiles full_tiles;
   unsigned first_tile;  // of the ring
+  int key_split;
+  int partial_row;  // of this head's first row; -1: rows are final
 };
+static_assert(sizeof(Unit) == kUnitBytes);
 
 template <KernelConfig kConfig>
 struct alignas(1024) Smem {
-  static constexpr int kStages = kConfig.num_stages;
+  static constexpr int kStages = kConfig.num_stages, kQStages = kConfig.num_q_stages;
   static constexpr int kTileQ = tile_q(kConfig);
 
-  unsigned char q[tile_bytes(kTileQ, kConfig.head_dim_qk)];
+  unsigned char q[kQStages][tile_bytes(kTileQ, kConfig.head_dim_qk)];
   unsigned char k[kStages][tile_bytes(kConfig.tile_kv, kConfig.head_dim_qk)];
   unsigned char v[kStages][tile_bytes(kConfig.tile_kv, kConfig.head_dim_vo)];
-  int scratch[kTileQ];  // of the join: states; of the merge: tokens
-  // Unit u is units[u % 2]: consumers that store u still read it while u + 1 arrives. Whoever
-  // writes u + 2 has seen q_empty of u + 1, which no warp gives before it is done with u.
-  Unit units[2];
+  // By consumer warpgroup and row, from a unit's last round to its store; then the merge's tokens.
+  SoftmaxState states[64 * kConfig.num_consumer_warpgroups];
+  Unit units[kUnits];  // unit u is units[u % kUnits]
   ptx::Barrier full_k[kStages], full_v[kStages], raw_k[kStages], raw_v[kStages];
-  ptx::Barrier empty_k[kStages], empty_v[kStages], q_full, q_empty;
+  ptx::Barrier empty_k[kStages], empty_v[kStages], q_full[kQStages], q_empty[kQStages];
+  ptx::Barrier unit_full[kUnits], unit_empty[kUnits];
+
+  PLAIT_DEVICE Unit& await_unit(unsigned u) {
+    ptx::mbarrier_wait(&unit_full[u % kUnits], u / kUnits & 1);
+    return units[u % kUnits];
+  }
+  // By one lane of a warp that is done with unit u.
+  PLAIT_DEVICE void release_unit(unsigned u) { ptx::mbarrier_arrive(&unit_empty[u % kUnits]); }
 };
 
 // What follows from configuration and variant: who does what in the producer warpgroup. Its first
@@ -79,6 +91,12 @@ struct RingSlot {
   unsigned parity;
   PLAIT_DEVICE explicit RingSlot(unsigned tile)
       : stage(static_cast<int>(tile % kStages)), parity(tile / kStages & 1u) {}
+  PLAIT_DEVICE RingSlot before() const {
+    RingSlot slot = *this;
+    slot.stage = stage == 0 ? kStages - 1 : stage - 1;
+    slot.parity = parity ^ (stage == 0);
+    return slot;
+  }
   PLAIT_DEVICE void advance(int tiles) {  // at most kStages
     stage += tiles;
     if (stage >= kStages) {
@@ -99,32 +117,62 @@ PLAIT_DEVICE void init_barriers(Smem<kConfig>& smem) {
     ptx::mbarrier_init(&smem.empty_k[s], R::kConsumerWarps);
     ptx::mbarrier_init(&smem.empty_v[s], R::kConsumerWarps);
   }
-  ptx::mbarrier_init(&smem.q_full, R::kFinishWarps);
-  ptx::mbarrier_init(&smem.q_empty, R::kConsumerWarps);
+  for (int s = 0; s < kConfig.num_q_stages; ++s) {
+    ptx::mbarrier_init(&smem.q_full[s], R::kFinishWarps);
+    ptx::mbarrier_init(&smem.q_empty[s], R::kConsumerWarps);
+  }
+  for (int s = 0; s < kUnits; ++s) {
+    ptx::mbarrier_init(&smem.unit_full[s], 1);
+    ptx::mbarrier_init(&smem.unit_empty[s], 4 + R::kConsumerWarps);
+  }
   ptx::fence_mbarrier_init();
 }
 
-// Calls body(unit) for the units of this CTA, in the plan's order.
-template <KernelConfig kConfig, class F>
-PLAIT_DEVICE void for_each_unit(const Params& params, F&& body) {
-  const PlanView& plan = *params.plan;
-  if (static_cast<int>(blockIdx.x) >= plan.num_ctas) return;
-  const int item_end = plan.cta_item_indptr[blockIdx.x + 1];
-  unsigned tile = 0;
-  for (int i = plan.cta_item_indptr[blockIdx.x]; i < item_end; ++i) {
-    const WorkItem& item = plan.items[i];
-    const RowBlock& block = plan.row_blocks[item.row_block];
-    const TileList tiles = tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
-    const FullTiles full_tiles =
-        full_tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
-    const int head_end = item.kv_head_begin + item.num_heads;
-    for (int kv_head = item.kv_head_begin; kv_head < head_end; ++kv_head) {
-      body(Unit{&item, &block, kv_head, block.first_token, item.first_row, item.num_rows,
-                item.kv_end, block.kv_pos_begin, tiles, full_tiles, tile});
-      tile += tiles.size();
-    }
+// Walks the units of this CTA, in the plan's order. One thread does.
+template <KernelConfig kConfig>
+struct UnitWalker {
+  const Params& params;
+  int item, item_end, head = 0;  // the next: of the plan; of the item
+  unsigned tile = 0, num_units = 0;
+
+  PLAIT_DEVICE explicit UnitWalker(const Params& params) : params(params), item(0), item_end(0) {
+    const PlanView& plan = *params.plan;
+    if (static_cast<int>(blockIdx.x) >= plan.num_ctas) return;
+    item = plan.cta_item_indptr[blockIdx.x];
+    item_end = plan.cta_item_indptr[blockIdx.x + 1];
   }
-}
+
+  // Waits until everybody is done with the unit that lies where the next one goes, and writes it.
+  PLAIT_DEVICE void write_next(Smem<kConfig>& smem) {
+    const int place = num_units % kUnits;
+    Unit& unit = smem.units[place];
+    ptx::mbarrier_wait(&smem.unit_empty[place], ~(num_units / kUnits) & 1);
+    unit = Unit{.item = nullptr, .first_tile = tile, .key_split = 1};
+    if (item < item_end) {
+      const WorkItem& from = params.plan->items[item];
+      const RowBlock& block = params.plan->row_blocks[from.row_block];
+      unit.item = &from;
+      unit.block = &block;
+      unit.kv_head = from.kv_head_begin + head;
+      unit.first_token = block.first_token;
+      unit.first_row = from.first_row;
+      unit.num_rows = from.num_rows;
+      unit.kv_end = from.kv_end;
+      unit.kv_pos_begin = block.kv_pos_begin;
+      unit.tiles = tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+      unit.full_tiles = full_tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+      unit.key_split = kConfig.shapes[from.shape].key_split;
+      unit.partial_row = from.partial_row < 0 ? -1 : from.partial_row + head * from.num_rows;
+      tile += unit.tiles.size();
+      if (++head == from.num_heads) {
+        head = 0;
+        ++item;
+      }
+    }
+    ptx::mbarrier_arrive(&smem.unit_full[place]);
+    ++num_units;
+  }
+};
 
 // Packed row `row` of the unit's tile.
 PLAIT_DEVICE PackedRow row_of(const Params& params, const int* row_map, const Unit& unit, int row) {

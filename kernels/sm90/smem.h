@@ -17,7 +17,8 @@ PLAIT_HD constexpr bool splits_keys(const KernelConfig& c) {
   }
   return false;
 }
-inline constexpr int kBarrierBytes = 512;  // barriers, and the two units; rounded up
+// Producers are at most two units ahead of the one that consumers store.
+inline constexpr int kUnits = 3, kUnitBytes = 80;
 PLAIT_HD constexpr int num_threads(const KernelConfig& c) {
   return (c.num_consumer_warpgroups + 1) * 128;
 }
@@ -27,11 +28,13 @@ PLAIT_HD constexpr int num_threads(const KernelConfig& c) {
 namespace plait {
 
 PLAIT_HD constexpr int sm90_smem_bytes(const KernelConfig& c) {
-  const int q = sm90::tile_bytes(sm90::tile_q(c), c.head_dim_qk);
+  const int q = c.num_q_stages * sm90::tile_bytes(sm90::tile_q(c), c.head_dim_qk);
   const int kv = c.num_stages * (sm90::tile_bytes(c.tile_kv, c.head_dim_qk) +
                                  sm90::tile_bytes(c.tile_kv, c.head_dim_vo));
-  const int rest = sm90::tile_q(c) * 4 + sm90::kBarrierBytes;  // scratch, units, barriers
-  return (q + kv + rest + 1023) / 1024 * 1024;
+  const int states = 64 * c.num_consumer_warpgroups * 8;
+  const int units = sm90::kUnits * sm90::kUnitBytes;
+  const int barriers = (6 * c.num_stages + 2 * c.num_q_stages + 2 * sm90::kUnits) * 8;
+  return (q + kv + states + units + barriers + 1023) / 1024 * 1024;
 }
 
 }  // namespace plait

@@ -8,22 +8,20 @@
 namespace plait::sm90 {
 
 // Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. Both call it. The output goes
-// through the other 64 rows of Q's buffer, as much at a time as they hold.
+// through the other 64 rows of Q's buffer `q`, as much at a time as they hold.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxState (&state)[2],
-                                  const ThreadRows& rows) {
+PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q,
+                                  SoftmaxState (&state)[2]) {
   constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
   constexpr int kCount = padded_dim(kConfig.head_dim_vo) / 2;
   constexpr int kPart = 16 * panels_of(kConfig.head_dim_qk), kParts = (kCount + kPart - 1) / kPart;
-  Smem<kConfig>& smem = consumer.smem;
   static_assert(Smem<kConfig>::kTileQ == 128);
   const bool gives = threadIdx.x >= 128;
   // Element i of all threads lie side by side, 16 elements in the free half of each panel.
   const auto exchange = [&](int i) {
-    unsigned char* panel = smem.q + (i / 16 * 128 + 64) * kPanelRowBytes;
+    unsigned char* panel = q + (i / 16 * 128 + 64) * kPanelRowBytes;
     return reinterpret_cast<float*>(panel) + i % 16 * 128 + threadIdx.x % 128;
   };
-  auto* states = reinterpret_cast<float*>(smem.scratch);  // [64 rows][max_logit, sum]
   OutputScales scales[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
@@ -33,18 +31,13 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxS
       for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
         *exchange(i) = consumer.o[part * kPart + i];
       }
-      for (int r = 0; r < 2; ++r) {
-        states[2 * rows.row[r]] = state[r].max_logit;  // the same from the four threads of a row
-        states[2 * rows.row[r] + 1] = state[r].sum;
-      }
     }
     ptx::named_barrier(kJoinWritten, kThreads);
     if (gives) continue;
     if (part == 0 && VariantTraits<Variant>::kUseSoftmax) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        scales[r] =
-            merge(state[r], SoftmaxState{states[2 * rows.row[r]], states[2 * rows.row[r] + 1]});
+        scales[r] = merge(state[r], consumer.state(r, 1));
       }
     }
 #pragma unroll
@@ -54,8 +47,7 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, SoftmaxS
       o = s.a * o + s.b * *exchange(i);
     }
   }
-  __syncwarp();  // one lane arrives for all, whose loads must be done
-  consumer.release_q();
+  __syncwarp();  // one lane arrives for all (release_q), whose loads must be done
 }
 
 // Transposes a 4 x 4 matrix of registers over the four threads of a row: thread t gives w[i] and
@@ -149,25 +141,25 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit,
                              const ThreadRows& rows, bool writes, const SoftmaxState (&state)[2],
                              const float (&o)[padded_dim(kConfig.head_dim_vo) / 2],
                              int* merge_scratch) {
-  const bool partial = unit.item->partial_row >= 0;
+  const bool partial = unit.partial_row >= 0;
   if (writes) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!partial) {
         store_final_row<kConfig, Variant>(call.params, call.variant, rows, r, state[r], o);
       } else if (rows.valid[r]) {
-        const int head = unit.kv_head - unit.item->kv_head_begin;
-        store_partial_row<kConfig, Variant>(
-            call.params, unit.item->partial_row + head * unit.item->num_rows + rows.row[r], r,
-            state[r], o);
+        store_partial_row<kConfig, Variant>(call.params, unit.partial_row + rows.row[r], r,
+                                            state[r], o);
       }
     }
   }
   if (partial) {
     constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
-    arrive_and_merge<kConfig, Variant>(
-        call.params, call.variant, *call.params.plan, *unit.block, *unit.item, unit.kv_head,
-        threadIdx.x, kThreads, merge_scratch, [] { ptx::named_barrier(kMergeBarrier, kThreads); });
+    const auto sync = [] { ptx::named_barrier(kMergeBarrier, kThreads); };
+    arrive_and_merge<kConfig, Variant>(call.params, call.variant, *call.params.plan, *unit.block,
+                                       *unit.item, unit.kv_head, threadIdx.x, kThreads,
+                                       merge_scratch, sync);
+    sync();  // the next unit's states go where the scratch is
   }
 }
 

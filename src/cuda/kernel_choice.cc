@@ -23,6 +23,7 @@ KernelConfig plain_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader 
           .loader = loader,
           .tile_kv = 64,
           .num_stages = 0,
+          .num_q_stages = 0,
           .num_consumer_warpgroups = 0,
           .producer_registers = 0,
           .consumer_registers = 0,
@@ -37,14 +38,24 @@ bool sm90_takes(Dtype dtype) { return dtype == Dtype::kBfloat16 || dtype == Dtyp
 
 namespace {
 
-// Keys of a tile, by the panels of 64 columns that a row of K and of V takes: as many as leave two
-// stages beside Q and S, P and O in registers. Spilled: 128 rows x 96 keys for 192 with a soft cap,
-// x 64 for 256.
-int sm90_tile_kv(int panels_qk, int panels_vo, bool decode_only) {
-  const bool large = panels_vo > 2 || panels_qk > 3;
-  if (!large) return decode_only ? 64 : 128;
-  if (panels_vo > 3) return decode_only ? 64 : 48;
-  return decode_only ? 32 : 64;
+// Whether the shared memory of a multiprocessor holds its CTAs.
+bool fits(const KernelConfig& c) {
+  constexpr int kSmemBytes = 228 * 1024, kReservedBytes = 1024;  // reserved: of a CTA
+  return c.ctas_per_sm * (sm90_smem_bytes(c) + kReservedBytes) <= kSmemBytes;
+}
+
+// Keys of a tile: as many as S and P beside O leave registers for, by the panels of 64 columns that
+// a row of V takes, and as leave two stages beside Q. Spilled: 128 rows x 96 keys for 192 with a
+// soft cap, x 64 for 256.
+int sm90_tile_kv(KernelConfig config, bool decode_only) {
+  const int panels = sm90::panels_of(config.head_dim_vo);
+  const int most = decode_only ? (panels == 3 ? 32 : 64) : panels > 3 ? 48 : panels > 2 ? 64 : 128;
+  config.num_stages = 2;
+  for (const int keys : {128, 96, 64, 48}) {
+    config.tile_kv = keys;
+    if (keys <= most && fits(config)) return keys;
+  }
+  return 32;
 }
 
 }  // namespace
@@ -59,9 +70,9 @@ KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader l
       .head_dim_qk = head_dim_qk,
       .head_dim_vo = head_dim_vo,
       .loader = loader,
-      .tile_kv =
-          sm90_tile_kv(sm90::panels_of(head_dim_qk), sm90::panels_of(head_dim_vo), decode_only),
+      .tile_kv = 0,
       .num_stages = 2,
+      .num_q_stages = 2,
       .num_consumer_warpgroups = 2,
       // 504 for three warpgroups in all. The producer, which reads items and block tables, spills
       // at 40; the gather kernel's consumers at 208, with a soft cap at 216.
@@ -71,6 +82,8 @@ KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader l
       .num_shapes = 2,
       .shapes = {{Mma::kWgmma, 128, 1}, {Mma::kWgmma, 64, 2}}};
   if (decode_only) {
+    // Half of the shared memory: 96 KiB for K and V, 16 for Q (head_dim 128).
+    config.num_q_stages = max_rows <= 32 ? 2 : 1;
     config.num_consumer_warpgroups = 1;
     config.producer_registers = 72;
     config.consumer_registers = 184;
@@ -83,13 +96,12 @@ KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader l
     }
     config.num_shapes = 1;
     config.shapes[1] = {};
-    config.shapes[0] = {Mma::kWgmma, 64, 1};
+    config.shapes[0] = {Mma::kWgmma, max_rows <= 16 ? 16 : max_rows <= 32 ? 32 : 64, 1};
   }
+  config.tile_kv = sm90_tile_kv(config, decode_only);
   // As many stages as fit, up to the bytes in flight that saturate memory.
-  constexpr int kSmemBytes = 228 * 1024, kReservedBytes = 1024,
-                kMaxStages = 4;  // reserved: of a CTA
-  for (KernelConfig more = config; more.num_stages <= kMaxStages; ++more.num_stages) {
-    if (more.ctas_per_sm * (sm90_smem_bytes(more) + kReservedBytes) > kSmemBytes) break;
+  constexpr int kMaxStages = 4;
+  for (KernelConfig more = config; more.num_stages <= kMaxStages && fits(more); ++more.num_stages) {
     config.num_stages = more.num_stages;
   }
   return config;

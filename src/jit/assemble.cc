@@ -210,7 +210,7 @@ std::string literal(const KernelConfig& c) {
                 ", .dtype_kv = ", literal(c.dtype_kv), ", .dtype_out = ", literal(c.dtype_out),
                 ", .head_dim_qk = ", c.head_dim_qk, ", .head_dim_vo = ", c.head_dim_vo,
                 ", .loader = ", literal(c.loader), ", .tile_kv = ", c.tile_kv,
-                ", .num_stages = ", c.num_stages,
+                ", .num_stages = ", c.num_stages, ", .num_q_stages = ", c.num_q_stages,
                 ", .num_consumer_warpgroups = ", c.num_consumer_warpgroups,
                 ", .producer_registers = ", c.producer_registers,
                 ", .consumer_registers = ", c.consumer_registers,

@@ -84,6 +84,7 @@ constexpr KernelConfig config_of(int dim_qk, int dim_vo, int tile_kv, int stages
                       .loader = Loader::kAffine,
                       .tile_kv = tile_kv,
                       .num_stages = stages,
+                      .num_q_stages = 2,
                       .num_consumer_warpgroups = consumers,
                       .producer_registers = 24,
                       .consumer_registers = 128,
@@ -93,12 +94,18 @@ constexpr KernelConfig config_of(int dim_qk, int dim_vo, int tile_kv, int stages
   return config;
 }
 constexpr KernelConfig kSmall = config_of(128, 128, 64, 3, 1);
+// One warpgroup that has only this many rows of Q.
+constexpr KernelConfig with_rows(KernelConfig config, int tile_q, int q_stages) {
+  config.shapes[0].tile_q = tile_q;
+  config.num_q_stages = q_stages;
+  return config;
+}
 constexpr KernelConfig with_split(KernelConfig config) {
   config.num_shapes = 2;
   config.shapes[1] = {Mma::kWgmma, 64, 2};
   return config;
 }
-constexpr KernelConfig kBoth = with_split(config_of(128, 128, 128, 3, 2));
+constexpr KernelConfig kBoth = with_split(config_of(128, 128, 128, 2, 2));
 
 Shape shape_of(const KernelConfig& config, int page_size) {  // 0: affine
   Shape shape;
@@ -112,6 +119,16 @@ Shape shape_of(const KernelConfig& config, int page_size) {  // 0: affine
 TEST(Sm90Emulated, AffineDecode) {
   const auto c = make_case<Bfloat16>(shape_of(kSmall, 0), {}, {1, 5, 0, 2}, {67, 128, 9, 1}, 0, 1);
   run_sm90<kSmall>(c, 2);
+}
+// Many short units a CTA, some without keys; Q's buffers hold less than a wgmma's rows, and there
+// are one or two of them.
+TEST(Sm90Emulated, FewRowsAndUnitsOfFewTiles) {
+  const auto c = make_case<Bfloat16>(shape_of(kSmall, 16), {1, -1, 0}, {1, 2, 0, 1, 4, 1, 3},
+                                     {67, 128, 9, 0, 300, 1, 65}, 0, 14);
+  run_sm90<with_loader(with_rows(kSmall, 16, 2), Loader::kPaged)>(c, 2);
+  run_sm90<with_loader(with_rows(kSmall, 32, 1), Loader::kPaged)>(c, 3);
+  EXPECT_GT(run_sm90<with_loader(with_rows(kSmall, 16, 2), Loader::kGather)>(c, 12), 0);
+  EXPECT_GT(run_sm90<with_loader(with_rows(kSmall, 64, 1), Loader::kGather)>(c, 12), 0);
 }
 TEST(Sm90Emulated, AffineBothShapesSplitAndCausal) {
   const auto c = make_case<Bfloat16>(shape_of(kBoth, 0), {1, -1, 0}, {1, 60}, {1500, 200}, 0, 2);
@@ -168,8 +185,7 @@ TEST(Sm90Emulated, HeadDims) {
   check_dims<config_of(8, 8, 64, 2, 1, kHalf)>(0, 8);
   check_dims<with_loader(config_of(40, 24, 64, 3, 1, kHalf), Loader::kGather)>(3, 9);
   check_dims<with_split(with_loader(config_of(72, 200, 32, 2, 2, kHalf), Loader::kPaged))>(16, 10);
-  check_dims<with_split(with_loader(config_of(192, 128, 128, 2, 2, kHalf), Loader::kPaged))>(64,
-                                                                                             11);
+  check_dims<with_split(with_loader(config_of(192, 128, 96, 2, 2, kHalf), Loader::kPaged))>(64, 11);
   check_dims<with_split(with_loader(config_of(256, 256, 48, 2, 2, kHalf), Loader::kGather))>(5, 12);
 }
 TEST(Sm90Emulated, FunctorsOnPages) {
@@ -214,6 +230,12 @@ TEST(Sm90Emulated, NormAndRope) {
   const auto paged =
       make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 30}, {70, 4, 160}, 150, 9);
   run_sm90<with_loader(kBoth, Loader::kPaged), NormAndRope>(paged, 3, params, meaning, kLse);
+  const auto short_units = make_case<Bfloat16>(shape_of(kSmall, 16), {1, -1, 0}, {1, 0, 2, 1, 4},
+                                               {67, 9, 0, 128, 65}, 0, 15);
+  run_sm90<with_loader(with_rows(kSmall, 64, 1), Loader::kPaged), NormAndRope>(
+      short_units, 2, params, meaning, kLse);
+  run_sm90<with_loader(with_rows(kSmall, 16, 2), Loader::kPaged), NormAndRope>(
+      short_units, 2, params, meaning, kLse);
   const auto gathered =
       make_case<Bfloat16>(shape_of(kBoth, 3), {1, -1, 0}, {1, 30}, {300, 130}, 0, 10);
   run_sm90<with_loader(kBoth, Loader::kGather), NormAndRope>(gathered, 2, params, meaning, kLse);
