@@ -16,6 +16,8 @@ constexpr int kSmemOfSm = 228 * 1024, kReservedBytes = 1024;  // reserved: of a 
 // main loop by the hundred bytes.
 constexpr int kOtherRegisters = 24;
 
+bool is_one_of_tile_q(int rows) { return rows == 16 || rows == 32 || rows == 64 || rows == 128; }
+
 }  // namespace
 
 std::string to_string(const Sm90Tile& tile) {
@@ -31,13 +33,12 @@ Sm90Tile parse_sm90_tile(const std::string& text) {
   int length = 0;
   const int fields = std::sscanf(text.c_str(), "%dx%dx%d%n", &tile.tile_q, &tile.tile_kv,
                                  &tile.num_stages, &length);
-  check(fields == 3 && length == static_cast<int>(text.size()) &&
-            (tile.tile_q == 64 || tile.tile_q == 128) && tile.tile_kv % 16 == 0 &&
-            tile.tile_kv >= 16 && tile.tile_kv <= kMostKeys && tile.num_stages >= kMinStages &&
-            tile.num_stages <= kMaxStages,
+  check(fields == 3 && length == static_cast<int>(text.size()) && is_one_of_tile_q(tile.tile_q) &&
+            tile.tile_kv % 16 == 0 && tile.tile_kv >= 16 && tile.tile_kv <= kMostKeys &&
+            tile.num_stages >= kMinStages && tile.num_stages <= kMaxStages,
         "attention: kernel is 'sm90 ", text,
-        "'; a tile is written tile_q x tile_kv x stages, as in 'sm90 128x144x2': 64 or 128, then a "
-        "multiple of 16 up to ",
+        "'; a tile is written tile_q x tile_kv x stages, as in 'sm90 128x144x2': 16, 32, 64 or "
+        "128, then a multiple of 16 up to ",
         kMostKeys, ", then ", kMinStages, " to ", kMaxStages);
   return tile;
 }
@@ -60,6 +61,13 @@ KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
     c.consumer_registers = 240;
     if (fits()) return c;
   }
+  // One buffer of Q: units do not overlap. The join of split keys needs two.
+  c.num_q_stages = 1;
+  if (sm90::splits_keys(c)) {
+    c.num_shapes = 1;
+    c.shapes[1] = {};
+  }
+  if (fits()) return c;
   c.ctas_per_sm = 0;
   return c;
 }

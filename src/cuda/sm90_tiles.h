@@ -10,7 +10,8 @@
 namespace plait::cuda {
 
 struct Sm90Tile {
-  int tile_q;  // 128: beside them a shape of 64 rows with split keys; 64: the small kernel
+  int tile_q;  // 128: beside them, where two buffers of Q fit, a shape of 64 rows with split keys;
+               // 16, 32 and 64: the small kernel
   int tile_kv, num_stages;
 };
 std::string to_string(const Sm90Tile& tile);
@@ -19,8 +20,8 @@ Sm90Tile tile_of(const KernelConfig& sm90);
 // Throws ArgumentError where `text` is none.
 Sm90Tile parse_sm90_tile(const std::string& text);
 
-// `sm90`, which sm90_config makes for row blocks of tile.tile_q rows, with another tile: as many
-// CTAs a multiprocessor as fit, none (ctas_per_sm 0) where not even one does.
+// `sm90`, which sm90_config makes for row blocks of tile.tile_q rows, with another tile: two or
+// one CTA a multiprocessor, two or one buffers of Q, the first that fits; else ctas_per_sm is 0.
 KernelConfig with_tile(KernelConfig sm90, const Sm90Tile& tile);
 
 // Registers of a consumer's thread for O, S and P. The loop needs 40 to 52 more without spilling.

@@ -55,7 +55,7 @@ void add_sm80(const std::string& arch, int head_dim_qk, int head_dim_vo, std::ve
 
 void add_sm90(int head_dim_qk, int head_dim_vo, std::vector<Entry>& to) {
   constexpr int kMostStages = 4;
-  for (const int max_rows : {64, 128}) {
+  for (const int max_rows : {16, 64, 128}) {
     const KernelConfig chosen =
         cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, Loader::kPaged, max_rows);
     const std::vector<KernelConfig> tiles = cuda::sm90_tiles(chosen);

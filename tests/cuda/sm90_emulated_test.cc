@@ -155,6 +155,16 @@ TEST(Sm90Emulated, PagesByBoxes) {
 }
 // Tiles of other sizes, as a name may ask for: keys that are no power of two nor multiple of 32.
 constexpr KernelConfig kOdd = with_split(config_of(128, 128, 144, 2, 2));
+constexpr KernelConfig kOneBuffer = [] {
+  KernelConfig config = config_of(128, 128, 176, 2, 2);
+  config.num_q_stages = 1;
+  return config;
+}();
+TEST(Sm90Emulated, TilesOf176KeysAndOneBufferOfQ) {
+  const auto pages =
+      make_case<Bfloat16>(shape_of(kOneBuffer, 16), {1, -1, 0}, {1, 90}, {365, 177}, 0, 53);
+  run_sm90<with_loader(kOneBuffer, Loader::kPaged)>(pages, 2);
+}
 TEST(Sm90Emulated, TilesOf144Keys) {
   const auto affine =
       make_case<Bfloat16>(shape_of(kOdd, 0), {1, -1, 0}, {1, 60}, {433, 145}, 0, 50);

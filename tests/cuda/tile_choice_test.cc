@@ -283,6 +283,12 @@ TEST(KernelChoice, Sm90TilesByName) {
   EXPECT_EQ(small.num_consumer_warpgroups, 1);
   EXPECT_EQ(small.ctas_per_sm, 2);
   EXPECT_EQ(choose_kernel(attention("sm90 64x80x4"), "90a").ctas_per_sm, 1);  // does not fit twice
+  EXPECT_EQ(choose_kernel(attention("sm90 32x64x2"), "90a").shapes[0].tile_q, 32);
+  // Too large for two buffers of Q, so without the shape that needs them.
+  const KernelConfig largest = choose_kernel(attention("sm90 128x176x2"), "90a");
+  EXPECT_EQ(largest.num_q_stages, 1);
+  EXPECT_EQ(largest.num_shapes, 1);
+  EXPECT_EQ(large.num_q_stages, 2);
   AttentionConfig rope_too = attention("sm90 128x96x2");
   rope_too.variant = rope();
   EXPECT_GE(choose_kernel(rope_too, "90a").producer_registers, 88);
@@ -291,7 +297,7 @@ TEST(KernelChoice, Sm90TilesByName) {
 // Every tile of the table fits, with the registers that a CTA is given; what is chosen is in it.
 TEST(KernelChoice, Sm90TilesFit) {
   for (const auto& [qk, vo] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {8, 40}}) {
-    for (const int max_rows : {64, 128}) {
+    for (const int max_rows : {16, 32, 64, 128}) {
       const KernelConfig chosen = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, max_rows);
       const std::vector<KernelConfig> tiles = sm90_tiles(chosen);
       EXPECT_TRUE(std::any_of(tiles.begin(), tiles.end(),

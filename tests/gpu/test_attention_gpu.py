@@ -42,7 +42,8 @@ def test_every_sm80_tile(tile, dims):
         assert f" {tile} " in built.attention.kernel_name
 
 
-SM90_TILES = ("128x48x2", "128x80x3", "128x112x2", "128x144x2", "64x32x4", "64x80x2", "64x176x2")
+SM90_TILES = ("128x48x2", "128x80x3", "128x112x2", "128x144x2", "128x176x2", "64x32x4", "64x80x2",
+              "64x176x2", "16x64x2", "32x96x3")
 
 
 @pytest.mark.skipif(not IS_HOPPER, reason="sm90a kernels need compute capability 9.0")

@@ -283,16 +283,18 @@ INSTANTIATE_TEST_SUITE_P(
                       OnDemand{"bias_and_cap", alibi() | soft_cap(30), false}),
     [](const auto& info) { return info.param.name; });
 
-// A tile of the sm90 template by name, larger than the one that is chosen.
-TEST_F(Nvrtc, ALargeSm90TileCompilesWithoutSpills) {
+// Tiles of the sm90 template by name, larger than the one that is chosen.
+TEST_F(Nvrtc, LargeSm90TilesCompileWithoutSpills) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "says nothing about host code; the plain build compiles them";
 #endif
-  const KernelConfig config =
-      cuda::with_tile(cuda::sm90_config(Dtype::kBfloat16, 128, 128, Loader::kPaged, 128),
-                      cuda::parse_sm90_tile("128x144x2"));
-  const KernelSource source = assemble_attention(config, full());
-  EXPECT_EQ(compile_cubin_uncached(source, "90a").resources.spill_bytes, 0) << source.name;
+  for (const char* tile : {"128x144x2", "128x176x2"}) {
+    const KernelConfig config =
+        cuda::with_tile(cuda::sm90_config(Dtype::kBfloat16, 128, 128, Loader::kPaged, 128),
+                        cuda::parse_sm90_tile(tile));
+    const KernelSource source = assemble_attention(config, full());
+    EXPECT_EQ(compile_cubin_uncached(source, "90a").resources.spill_bytes, 0) << source.name;
+  }
 }
 
 // All tiles of the sm80 template, beyond those that are chosen.
