@@ -60,6 +60,7 @@ inline KernelCost cost_of(const KernelConfig& config) {
   // Work and bytes of a key go with the head dims. (Softmax does not: below 128 a guess.)
   const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo) / 256;
   for (float& us : cost.us_per_key) us *= dims;
+  if (config.shapes[0].tile_q > 128) cost.us_per_key[0] *= config.shapes[0].tile_q / 128.0f;
   return cost;
 }
 

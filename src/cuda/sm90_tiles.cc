@@ -10,13 +10,16 @@ namespace {
 
 constexpr int kMostKeys = 256;  // of one wgmma
 constexpr int kMinStages = 2, kMaxStages = 8;
+constexpr int kRegistersOfWarpgroups = 4 * 128;               // of a thread of each of four
 constexpr int kSmemOfSm = 228 * 1024, kReservedBytes = 1024;  // reserved: of a CTA
 
 // What a thread has for addresses, states and masks at the least; with less, ptxas spills in the
 // main loop by the hundred bytes.
 constexpr int kOtherRegisters = 24;
 
-bool is_one_of_tile_q(int rows) { return rows == 16 || rows == 32 || rows == 64 || rows == 128; }
+bool is_one_of_tile_q(int rows) {
+  return rows == 16 || rows == 32 || rows == 64 || rows == 128 || rows == 192;
+}
 
 }  // namespace
 
@@ -37,8 +40,8 @@ Sm90Tile parse_sm90_tile(const std::string& text) {
             tile.tile_kv % 16 == 0 && tile.tile_kv >= 16 && tile.tile_kv <= kMostKeys &&
             tile.num_stages >= kMinStages && tile.num_stages <= kMaxStages,
         "attention: kernel is 'sm90 ", text,
-        "'; a tile is written tile_q x tile_kv x stages, as in 'sm90 128x144x2': 16, 32, 64 or "
-        "128, then a multiple of 16 up to ",
+        "'; a tile is written tile_q x tile_kv x stages, as in 'sm90 128x144x2': 16, 32, 64, "
+        "128 or 192, then a multiple of 16 up to ",
         kMostKeys, ", then ", kMinStages, " to ", kMaxStages);
   return tile;
 }
@@ -50,6 +53,13 @@ int fragment_registers(const KernelConfig& c) {
 KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
   c.tile_kv = tile.tile_kv;
   c.num_stages = tile.num_stages;
+  if (tile.tile_q > 128) {  // a third consumer warpgroup; nobody splits keys by three
+    c.num_consumer_warpgroups = 3;
+    c.consumer_registers = (kRegistersOfWarpgroups - c.producer_registers) / 3 / 8 * 8;
+    c.num_shapes = 1;
+    c.shapes[0].tile_q = tile.tile_q;
+    c.shapes[1] = {};
+  }
   const auto fits = [&] {
     return c.ctas_per_sm * (sm90_smem_bytes(c) + kReservedBytes) <= kSmemOfSm &&
            fragment_registers(c) + kOtherRegisters <= c.consumer_registers;
@@ -72,11 +82,11 @@ KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
   return c;
 }
 
-std::vector<KernelConfig> sm90_tiles(const KernelConfig& sm90) {
+std::vector<KernelConfig> sm90_tiles(const KernelConfig& sm90, int tile_q) {
   std::vector<KernelConfig> tiles;
   for (int tile_kv = 32; tile_kv <= kMostKeys; tile_kv += 16) {
     for (int stages = kMinStages; stages <= kMaxStages; ++stages) {
-      const KernelConfig c = with_tile(sm90, {sm90.shapes[0].tile_q, tile_kv, stages});
+      const KernelConfig c = with_tile(sm90, {tile_q, tile_kv, stages});
       if (c.ctas_per_sm > 0) tiles.push_back(c);
     }
   }

@@ -11,7 +11,7 @@ namespace plait::cuda {
 
 struct Sm90Tile {
   int tile_q;  // 128: beside them, where two buffers of Q fit, a shape of 64 rows with split keys;
-               // 16, 32 and 64: the small kernel
+               // 16, 32 and 64: the small kernel; 192: three consumer warpgroups
   int tile_kv, num_stages;
 };
 std::string to_string(const Sm90Tile& tile);
@@ -27,7 +27,7 @@ KernelConfig with_tile(KernelConfig sm90, const Sm90Tile& tile);
 // Registers of a consumer's thread for O, S and P. The loop needs 40 to 52 more without spilling.
 int fragment_registers(const KernelConfig& sm90);
 
-// All tiles of 32 and more keys that fit `sm90`'s head dims and rows, by keys, then stages.
-std::vector<KernelConfig> sm90_tiles(const KernelConfig& sm90);
+// All of with_tile() for tile_q rows and 32 and more keys that fit, by keys, then stages.
+std::vector<KernelConfig> sm90_tiles(const KernelConfig& sm90, int tile_q);
 
 }  // namespace plait::cuda

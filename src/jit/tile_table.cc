@@ -55,16 +55,15 @@ void add_sm80(const std::string& arch, int head_dim_qk, int head_dim_vo, std::ve
 
 void add_sm90(int head_dim_qk, int head_dim_vo, std::vector<Entry>& to) {
   constexpr int kMostStages = 4;
-  for (const int max_rows : {16, 64, 128}) {
+  for (const int tile_q : {16, 64, 128, 192}) {
     const KernelConfig chosen =
-        cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, Loader::kPaged, max_rows);
-    const std::vector<KernelConfig> tiles = cuda::sm90_tiles(chosen);
+        cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, Loader::kPaged, tile_q);
+    const std::vector<KernelConfig> tiles = cuda::sm90_tiles(chosen, tile_q);
     for (std::size_t i = 0; i < tiles.size(); ++i) {
       const KernelConfig& config = tiles[i];
       const bool most = i + 1 == tiles.size() || tiles[i + 1].tile_kv != config.tile_kv ||
                         config.num_stages == kMostStages;
-      const bool is_chosen =
-          config.tile_kv == chosen.tile_kv && config.num_stages == chosen.num_stages;
+      const bool is_chosen = to_string(cuda::tile_of(config)) == to_string(cuda::tile_of(chosen));
       if (config.num_stages > kMostStages || !(most || is_chosen || config.num_stages == 2))
         continue;
       TileRow row;

@@ -165,6 +165,15 @@ TEST(Sm90Emulated, TilesOf176KeysAndOneBufferOfQ) {
       make_case<Bfloat16>(shape_of(kOneBuffer, 16), {1, -1, 0}, {1, 90}, {365, 177}, 0, 53);
   run_sm90<with_loader(kOneBuffer, Loader::kPaged)>(pages, 2);
 }
+constexpr KernelConfig kThree = config_of(128, 128, 80, 3, 3);
+TEST(Sm90Emulated, TilesOf192Rows) {
+  const auto pages =
+      make_case<Bfloat16>(shape_of(kThree, 16), {1, -1, 0}, {1, 110, 50}, {365, 177, 50}, 0, 54);
+  run_sm90<with_loader(kThree, Loader::kPaged)>(pages, 2);
+  const auto affine =
+      make_case<Bfloat16>(shape_of(kThree, 0), {1, -1, 0}, {100, 3}, {160, 900}, 0, 55);
+  EXPECT_GT(run_sm90<kThree>(affine, 4), 0);
+}
 TEST(Sm90Emulated, TilesOf144Keys) {
   const auto affine =
       make_case<Bfloat16>(shape_of(kOdd, 0), {1, -1, 0}, {1, 60}, {433, 145}, 0, 50);

