@@ -69,40 +69,45 @@ struct PagedLoader {
   static constexpr int kNoPage = -1;  // outside every tensor: TMA writes zeros
   static_assert(kTileKv / 8 <= 32 * kWarps, "a lane has one piece");
 
+  struct Place {
+    int page, row;
+  };
   const Params& params;
-  int box_rows;
-  int page[3];  // of the tile looked up last, the one before (K's) and before that (V's)
+  const int box_rows, num_pieces;
+  Place place[3];  // in the tile looked up last, the one before (K's) and before that (V's)
 
-  PLAIT_DEVICE int piece() const { return threadIdx.x % 32 * kWarps + threadIdx.x % 128 / 32; }
-  PLAIT_DEVICE int first_key(int tile) const { return tile * kTileKv + piece() * box_rows; }
+  PLAIT_DEVICE PagedLoader(const Params& params, int box_rows)
+      : params(params), box_rows(box_rows), num_pieces(kTileKv / box_rows) {}
+
+  static PLAIT_DEVICE int piece() { return threadIdx.x % 32 * kWarps + threadIdx.x % 128 / 32; }
 
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
     const BlockTable& table = params.plan->tables[unit.block->level];
-    page[0] = kNoPage;
-    if (piece() * box_rows < kTileKv && first_key(tile) < unit.kv_end) {
+    const int first_key = tile * kTileKv + piece() * box_rows;
+    place[0] = {kNoPage, 0};
+    if (piece() < num_pieces && first_key < unit.kv_end) {
       const i64 first = first_entry(table, *unit.block);
-      page[0] = static_cast<int>(key_slot(table, first, params.block_size, first_key(tile)).block);
+      const KeySlot slot = key_slot(table, first, params.block_size, first_key);
+      place[0] = {static_cast<int>(slot.block), slot.offset};
     }
   }
   PLAIT_DEVICE void advance() {
-    page[2] = page[1];
-    page[1] = page[0];
+    place[2] = place[1];
+    place[1] = place[0];
   }
   template <int kBehind>
-  PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(int kv_head, int, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     __syncwarp();  // lanes without a piece do not run ahead
-    const int num_pieces = kTileKv / box_rows, warp = threadIdx.x % 128 / 32;
     if (threadIdx.x % 32 == 0) {  // a warp answers for its own pieces, if it has any
-      const int own = (num_pieces - warp + kWarps - 1) / kWarps;
+      const int own = (num_pieces - threadIdx.x % 128 / 32 + kWarps - 1) / kWarps;
       ptx::mbarrier_arrive_expect_tx(barrier, tile_bytes(own * box_rows, operand.head_dim));
     }
     if (piece() >= num_pieces) return;
-    const int row = first_key(tile) % params.block_size;
-#pragma unroll 1
+    unsigned char* to = smem + piece() * box_rows * kPanelRowBytes;
     for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
-      ptx::tma_load_4d(smem + (panel * kTileKv + piece() * box_rows) * kPanelRowBytes, operand.map,
-                       barrier, panel * kPanelCols, row, kv_head, page[kBehind]);
+      ptx::tma_load_4d(to + panel * kTileKv * kPanelRowBytes, operand.map, barrier,
+                       panel * kPanelCols, place[kBehind].row, kv_head, place[kBehind].page);
     }
   }
 };
