@@ -97,7 +97,7 @@ def _prefill():
     for dim, heads in ((64, {}), (256, dict(num_qo_heads=16, num_kv_heads=4))):
         for suffix, variant in (("", "causal"), ("_full", "full")):
             name = f"p4_4k_d{dim}{suffix}"
-            yield replace(base, name=name, variant=variant, head_dim=dim, **heads)
+            yield replace(base, name=name, variant=variant, head_dim=dim, head_dim_vo=None, **heads)
     for page_size in (1, 16, 64):
         yield replace(base, name=f"p4_4k_page{page_size}", page_size=page_size, beside="p4_4k")
 
