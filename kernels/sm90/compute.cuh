@@ -99,6 +99,11 @@ struct Consumer {
             uniform(k_major_descriptor(ptx::smem_address(smem.k[slot.stage])));
         const unsigned v_descriptor =
             uniform(n_major_descriptor(ptx::smem_address(smem.v[previous.stage]), kTileKv));
+        // Behind an odd number of tiles, a warpgroup's next is three on: with two stages, its wait
+        // would take the phase before for its own, had not the other seen the tile between.
+        if (splits_keys(kConfig) && is_first && previous_step > 1) {
+          ptx::named_barrier(kJoinReady, 128 * kConfig.num_consumer_warpgroups);
+        }
         if (!none) wait_full(&smem.full_k[slot.stage], slot.parity, !R::kTransformK);
         if (step == 1) wait_turn();
         ptx::wgmma_fence();

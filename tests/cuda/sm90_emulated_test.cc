@@ -134,6 +134,15 @@ TEST(Sm90Emulated, AffineBothShapesSplitAndCausal) {
   const auto c = make_case<Bfloat16>(shape_of(kBoth, 0), {1, -1, 0}, {1, 60}, {1500, 200}, 0, 2);
   EXPECT_GT(run_sm90<kBoth>(c, 5), 0);
 }
+// Prefill of unequal lengths: a CTA has units of both shapes one after the other, in any order.
+TEST(Sm90Emulated, ShapesInTurn) {
+  const std::vector<int> lengths = {101, 70, 33, 150, 9, 47};
+  const auto c = make_case<Bfloat16>(shape_of(kBoth, 0), {1, -1, 0}, lengths, lengths, 0, 15);
+  for (const int num_ctas : {1, 2, 5}) run_sm90<kBoth>(c, num_ctas);
+  const auto longer = make_case<Bfloat16>(shape_of(kBoth, 0), {1, -1, 0}, {21, 50, 21, 64, 20, 7},
+                                          {900, 700, 641, 300, 129, 520}, 0, 16);
+  for (const int num_ctas : {1, 2}) run_sm90<kBoth>(longer, num_ctas);
+}
 TEST(Sm90Emulated, Gather) {
   const auto c = make_case<Bfloat16>(shape_of(kBoth, 3), {1, -1, 0}, {1, 60}, {300, 130}, 0, 3);
   run_sm90<with_loader(kBoth, Loader::kGather)>(c, 2);
