@@ -7,7 +7,7 @@ namespace plait::ptx {
 
 // 16 bytes, past L1. `bytes` 0 writes zeros and reads nothing.
 PLAIT_DEVICE void cp_async_16(void* smem, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
                "l"(global), "r"(bytes)
                : "memory");
 }

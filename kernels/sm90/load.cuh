@@ -38,10 +38,11 @@ struct AffineLoader {
   int box_rows;
   int first_row[3];  // as PagedLoader::page
 
-  PLAIT_DEVICE void look_up(const Unit& unit, int) {
+  PLAIT_DEVICE void start(const Unit& unit) {
     first_row[0] =
         static_cast<int>(first_entry(params.plan->tables[unit.block->level], *unit.block));
   }
+  PLAIT_DEVICE void look_up(const Unit&, int) {}
   PLAIT_DEVICE void advance() {
     first_row[2] = first_row[1];
     first_row[1] = first_row[0];
@@ -58,64 +59,94 @@ struct AffineLoader {
   }
 };
 
+// The block list of a unit by position. Its loads are behind no branch and nobody looks at them at
+// once, so that a tile ahead hides their latency; nor is there a division, where blocks are powers
+// of two. (With both, looking up took longer than a tile of 64 keys takes to arrive.)
+struct BlockList {
+  const int block_size;
+  int shift = 0;                           // block_size is 1 << shift, or it is -1
+  const unsigned char* entries = nullptr;  // of position 0
+  i64 stride = 0;                          // bytes from block to block
+
+  PLAIT_DEVICE explicit BlockList(int block_size) : block_size(block_size) {
+    while (1 << shift < block_size) ++shift;
+    if (1 << shift != block_size) shift = -1;
+  }
+  PLAIT_DEVICE void start(const Params& params, const Unit& unit) {
+    const BlockTable& table = params.plan->tables[unit.block->level];
+    entries = static_cast<const unsigned char*>(table.indices) +
+              first_entry(table, *unit.block) * table.index_bytes;
+    stride = table.stride_block * table.index_bytes;
+  }
+  // Of 8 bytes the low word: a block of K and V that exists.
+  PLAIT_DEVICE int block(int position) const {
+    const int i = shift >= 0 ? position >> shift : position / block_size;
+    return *reinterpret_cast<const int*>(entries + i * stride);
+  }
+  PLAIT_DEVICE int offset(int position) const {
+    return shift >= 0 ? position & (block_size - 1) : position % block_size;
+  }
+};
+
 // A tile is pieces of box_rows rows, each within one page and a multiple of the swizzle's period of
 // 8, so that boxes land as the tile is laid out. Lane i of warp w issues piece 2 i + w, one box a
 // panel: copies of one warp are issued one after the other, those of two overlap. A lane looks its
-// page up a tile before K's copy, so that the block table's latency is hidden, and keeps it for
-// V's.
+// page up a tile before K's copy and keeps it for V's.
 template <KernelConfig kConfig, class Variant>
 struct PagedLoader {
   static constexpr int kTileKv = kConfig.tile_kv, kWarps = Roles<kConfig, Variant>::kLoadWarps;
   static constexpr int kNoPage = -1;  // outside every tensor: TMA writes zeros
   static_assert(kTileKv / 8 <= 32 * kWarps, "a lane has one piece");
 
-  struct Place {
-    int page, row;
-  };
   const Params& params;
   const int box_rows, num_pieces;
-  Place place[3];  // in the tile looked up last, the one before (K's) and before that (V's)
+  BlockList list;
+  // Of the tile looked up last, the one before (K's) and before that (V's). row: of the page; -1
+  // where the piece is behind the keys.
+  int page[3], row[3];
 
   PLAIT_DEVICE PagedLoader(const Params& params, int box_rows)
-      : params(params), box_rows(box_rows), num_pieces(kTileKv / box_rows) {}
+      : params(params),
+        box_rows(box_rows),
+        num_pieces(kTileKv / box_rows),
+        list(params.block_size) {}
 
   static PLAIT_DEVICE int piece() { return threadIdx.x % 32 * kWarps + threadIdx.x % 128 / 32; }
 
+  PLAIT_DEVICE void start(const Unit& unit) { list.start(params, unit); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
-    const BlockTable& table = params.plan->tables[unit.block->level];
-    const int first_key = tile * kTileKv + piece() * box_rows;
-    place[0] = {kNoPage, 0};
-    if (piece() < num_pieces && first_key < unit.kv_end) {
-      const i64 first = first_entry(table, *unit.block);
-      const KeySlot slot = key_slot(table, first, params.block_size, first_key);
-      place[0] = {static_cast<int>(slot.block), slot.offset};
-    }
+    const int key = tile * kTileKv + piece() * box_rows;
+    page[0] = list.block(min(key, unit.kv_end - 1));
+    row[0] = key < unit.kv_end ? list.offset(key) : -1;
   }
   PLAIT_DEVICE void advance() {
-    place[2] = place[1];
-    place[1] = place[0];
+    page[2] = page[1];
+    row[2] = row[1];
+    page[1] = page[0];
+    row[1] = row[0];
   }
   template <int kBehind>
   PLAIT_DEVICE void copy(int kv_head, int, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
-    __syncwarp();  // lanes without a piece do not run ahead
+    __syncwarp();                 // lanes without a piece do not run ahead
     if (threadIdx.x % 32 == 0) {  // a warp answers for its own pieces, if it has any
-      const int own = (num_pieces - threadIdx.x % 128 / 32 + kWarps - 1) / kWarps;
+      const int own = (num_pieces - static_cast<int>(threadIdx.x % 128 / 32) + kWarps - 1) / kWarps;
       ptx::mbarrier_arrive_expect_tx(barrier, tile_bytes(own * box_rows, operand.head_dim));
     }
     if (piece() >= num_pieces) return;
     unsigned char* to = smem + piece() * box_rows * kPanelRowBytes;
     for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
       ptx::tma_load_4d(to + panel * kTileKv * kPanelRowBytes, operand.map, barrier,
-                       panel * kPanelCols, place[kBehind].row, kv_head, place[kBehind].page);
+                       panel * kPanelCols, row[kBehind], kv_head,
+                       row[kBehind] < 0 ? kNoPage : page[kBehind]);
     }
   }
 };
 
 // Copies by cp.async. Two warps take four rows each at a time, eight lanes a row: a lane's rows
 // then have the same place in the swizzle, and its addresses in shared memory lie a constant apart.
-// A lane looks up one or two of its warp's rows, a tile ahead of their copy so that the block
-// table's latency is hidden, and hands them round by shuffles.
+// A lane looks up one or two of its warp's rows, a tile ahead of their copy, and hands them round
+// by shuffles.
 template <KernelConfig kConfig, class Variant>
 struct GatherLoader {
   static constexpr int kTileKv = kConfig.tile_kv;
@@ -125,9 +156,11 @@ struct GatherLoader {
   static_assert(Roles<kConfig, Variant>::kLoadWarps == 2 && kTileKv % 8 == 0);
 
   const Params& params;
-  int box_rows;          // unused
-  int block[3][kOwned];  // -1: no key. Of the tile looked up last, the one before (K's) and before
-                         //   that (V's)
+  BlockList list;
+  // Of the tile looked up last, the one before (K's) and before that (V's). kv_end: of its unit.
+  int block[3][kOwned], kv_end[3];
+
+  PLAIT_DEVICE GatherLoader(const Params& params, int) : params(params), list(params.block_size) {}
 
   // The i-th row of this lane: one that it looks up.
   static PLAIT_DEVICE int owned_row(int i) {
@@ -135,23 +168,20 @@ struct GatherLoader {
     return 64 * i + lane / 4 * 8 + warp * 4 + lane % 4;
   }
 
+  PLAIT_DEVICE void start(const Unit& unit) { list.start(params, unit); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
-    const BlockTable& table = params.plan->tables[unit.block->level];
-    const i64 first = first_entry(table, *unit.block);
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
-      const int position = tile * kTileKv + owned_row(i);
-      block[0][i] = -1;
-      if (position < unit.kv_end) {
-        block[0][i] = static_cast<int>(key_slot(table, first, params.block_size, position).block);
-      }
+      block[0][i] = list.block(min(tile * kTileKv + owned_row(i), unit.kv_end - 1));
     }
+    kv_end[0] = unit.kv_end;
   }
   PLAIT_DEVICE void advance() {
 #pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-      block[2][i] = block[1][i];
-      block[1][i] = block[0][i];
+    for (int age = 2; age > 0; --age) {
+#pragma unroll
+      for (int i = 0; i < kOwned; ++i) block[age][i] = block[age - 1][i];
+      kv_end[age] = kv_end[age - 1];
     }
   }
   template <int kBehind>
@@ -160,8 +190,10 @@ struct GatherLoader {
     i64 offset[kOwned];
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
-      const KeySlot slot{block[kBehind][i], (tile * kTileKv + owned_row(i)) % params.block_size};
-      offset[i] = slot.block < 0 ? kNoKey : key_offset(*operand.stride, slot, kv_head, false);
+      const int position = tile * kTileKv + owned_row(i);
+      const KeySlot slot{block[kBehind][i], list.offset(position)};
+      offset[i] =
+          position < kv_end[kBehind] ? key_offset(*operand.stride, slot, kv_head, false) : kNoKey;
     }
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     unsigned char* to = smem + chunk_offset(kTileKv, warp * 4 + lane / 8, lane % 8);
@@ -216,7 +248,10 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
     }
     for (int j = 0; j < num_tiles; ++j) {
       const int tile = unit.tiles[j];
-      if (j == 0) loader.look_up(unit, tile);
+      if (j == 0) {
+        loader.start(unit);
+        loader.look_up(unit, tile);
+      }
       loader.advance();
       if (j + 1 < num_tiles) loader.look_up(unit, unit.tiles[j + 1]);
       ptx::mbarrier_wait(&smem.empty_k[slot.stage], slot.parity ^ 1);
