@@ -28,9 +28,9 @@ class Limits:
 
     def __init__(self, dtypes=DTYPES, dims=DIMS, custom=((64, 64, "bfloat16"), (128, 128, "float16"),
                                                          (40, 40, "float32")), formats=FORMATS,
-                 page_formats=(), fp8=True):
+                 page_formats=()):
         self.dtypes, self.dims, self.formats = dtypes, dims, formats
-        self.page_formats, self.fp8 = page_formats, fp8
+        self.page_formats = page_formats
         self.custom = custom  # (d_qk, d_vo, dtype) of compiled variants: each is a compilation
 
 
@@ -38,7 +38,7 @@ EVERY = Limits()
 EVERY_CUDA = Limits(formats=FORMATS | DEVICE_FORMATS)
 SM90A = Limits(("bfloat16", "float16"), ((64, 64), (72, 40), (128, 128), (192, 128), (256, 256)),
                ((128, 128, "bfloat16"), (128, 128, "float16")), FORMATS | DEVICE_FORMATS,
-               PAGE_FORMATS, fp8=False)
+               PAGE_FORMATS)
 SM80 = Limits(("bfloat16", "float16"),
               custom=((64, 64, "bfloat16"), (128, 128, "float16"), (40, 40, "bfloat16")),
               formats=FORMATS | DEVICE_FORMATS)
@@ -170,8 +170,6 @@ def none_at_all(limits):
 
 def fp8(limits, seed=61):
     """K and V of 8 bits with scales: every format, masks, transforms, splits, rows that see nothing."""
-    if not limits.fp8:
-        return
     dims = deck([(qk, vo) for qk, vo in limits.dims if qk % 16 == vo % 16 == 0], seed)
     dtypes, lengths = deck(limits.dtypes, seed + 1), deck(["decode", "extend", "tiles", "mixed"], seed + 2)
     variants = deck(["full", "causal", "window_sinks", "causal_soft_cap", "alibi", "mask_last"], seed + 3)

@@ -34,6 +34,7 @@ struct KernelConfig {
   int num_shapes;
   TileShape shapes[2];
   int num_warps = 0;             // of the sm80 template, where all warps do all; 0 elsewhere
+  int num_landing_stages = 0;    // sm90, fp8 K and V: of the ring that they are copied into
 };
 
 // kernels/plain.cuh, kernels/sm80/, kernels/sm90/.

@@ -119,7 +119,7 @@ struct Loader {
   // All rows: those behind the keys are zeros, as they were copied.
   template <int kHeadDim>
   PLAIT_DEVICE void widen(const unsigned char* from) {
-    widen_rows<kConfig.dtype_kv, kConfig.dtype_q, kHeadDim, kThreads>(
+    widen_rows<kConfig.dtype_kv, kConfig.dtype_q, kHeadDim, kTileKv, kThreads, 1, false>(
         from, smem.ring.wide, kTileKv, threadIdx.x,
         [](int row, int chunk) { return chunk_offset(kHeadDim, row, chunk); });
   }

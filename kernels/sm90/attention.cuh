@@ -14,9 +14,12 @@ PLAIT_DEVICE void check_config() {
                     kConfig.head_dim_vo % 8 == 0 && kConfig.head_dim_vo <= 256,
                 "the sm90a template takes head dims of multiples of 8 up to 256");
   static_assert(kConfig.tile_kv % 16 == 0, "P V takes 16 keys a step");
-  static_assert(kConfig.dtype_q == kConfig.dtype_kv && kConfig.dtype_q == kConfig.dtype_out &&
-                    bytes_of(kConfig.dtype_q) == 2,
-                "the sm90a template takes bfloat16 or float16 throughout");
+  static_assert(kConfig.dtype_q == kConfig.dtype_out && bytes_of(kConfig.dtype_q) == 2,
+                "the sm90a template takes bfloat16 or float16");
+  static_assert(kConfig.dtype_q == kConfig.dtype_kv ||
+                    (is_fp8(kConfig.dtype_kv) && kConfig.head_dim_qk % 16 == 0 &&
+                     kConfig.head_dim_vo % 16 == 0 && kConfig.num_landing_stages >= 2),
+                "K and V have q's dtype, or are fp8 in rows of whole 16 bytes");
   static_assert(kConfig.num_stages >= 2, "K runs one tile ahead of V");
   static_assert(kConfig.num_q_stages >= (splits_keys(kConfig) ? 2 : 1),
                 "the join uses Q's buffer while the next unit's Q is read");

@@ -48,7 +48,7 @@ struct Consumer {
   static constexpr int kDimQk = padded_dim(kConfig.head_dim_qk);
   static constexpr int kDimVo = padded_dim(kConfig.head_dim_vo);
   using QkMma = ptx::Wgmma<kConfig.dtype_q, kTileKv>;
-  using PvMma = ptx::Wgmma<kConfig.dtype_kv, kDimVo>;
+  using PvMma = ptx::Wgmma<kConfig.dtype_q, kDimVo>;
   // A row's reference maximum follows its true one only when that has grown by more than this (base
   // 2), so that O is rarely rescaled; P stays below 2^8, exact in the final division.
   static constexpr float kRescaleThreshold = 8.0f;
@@ -354,7 +354,7 @@ struct Consumer {
   PLAIT_DEVICE void pack(const float (&s)[kTileKv / 2], unsigned (&p)[kTileKv / 4]) {
 #pragma unroll
     for (int i = 0; i < kTileKv / 4; ++i) {
-      p[i] = ptx::pack2<kConfig.dtype_kv>(s[2 * i], s[2 * i + 1]);
+      p[i] = ptx::pack2<kConfig.dtype_q>(s[2 * i], s[2 * i + 1]);
     }
   }
 };

@@ -2,11 +2,12 @@
 // enumerate against the plain layout: the 128-byte swizzle, wgmma's matrix descriptors, and the
 // addresses that loaders write. A tile of Q, K or V is stored as panels of 64 elements (128 bytes)
 // a row: [panels][rows][64], each panel 1024-byte aligned. Columns from head_dim up to the next
-// multiple of 16, which is what wgmma takes, are zeros.
+// multiple of 16, which is what wgmma takes, are zeros. fp8 K and V land as they lie in memory,
+// dense rows of head_dim bytes, and become such a tile.
 // Source: PTX manual, "Asynchronous Warpgroup Level Matrix Shared Memory Layout" and "Matrix
 // Descriptor Format".
 #pragma once
-#include "host_device/config.h"
+#include "host_device/convert.h"
 #include "host_device/tile_list.h"
 
 namespace plait::sm90 {
@@ -21,6 +22,14 @@ PLAIT_HD constexpr int panels_of(int dim) { return (dim + kPanelCols - 1) / kPan
 PLAIT_HD constexpr int padded_dim(int dim) { return (dim + 15) / 16 * 16; }
 PLAIT_HD constexpr int tile_bytes(int rows, int dim) {
   return rows * panels_of(dim) * kPanelRowBytes;
+}
+
+// What K and V are copied as: bytes of `rows` rows, and the boxes that TMA takes for a row.
+PLAIT_HD constexpr int copied_bytes(const KernelConfig& c, int rows, int dim) {
+  return is_fp8(c.dtype_kv) ? rows * dim : tile_bytes(rows, dim);
+}
+PLAIT_HD constexpr int boxes_of(const KernelConfig& c, int dim) {
+  return is_fp8(c.dtype_kv) ? 1 : panels_of(dim);
 }
 
 // Byte offset within a tile of `rows` rows of chunk `chunk` (8 elements from 8 * chunk) of `row`.

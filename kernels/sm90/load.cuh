@@ -2,15 +2,18 @@
 // pages (paged), or by cp.async row by row (gather). Finish warps load Q and run second stages on
 // tiles already in shared memory: key, value and query transforms in place, and zeros over the V
 // rows that no key owns (0 * NaN is NaN). A tile without a second stage goes from its copy straight
-// to the consumers.
+// to the consumers. fp8 tiles have one always: they land in a ring of their own, and finish warps
+// write the tile of 16-bit elements, which transforms then find in place.
 #pragma once
 #include "host_device/kv_address.h"
+#include "host_device/scales.h"
 #include "ptx/copy.cuh"
 #include "ptx/sync.cuh"
 #include "sm90/params.h"
 #include "sm90/smem.cuh"
 #include "tile/register_row.cuh"
 #include "tile/rows.cuh"
+#include "tile/widen.cuh"
 
 namespace plait::sm90 {
 
@@ -51,8 +54,9 @@ struct AffineLoader {
   PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     if (threadIdx.x % 32 != 0) return;
-    ptx::mbarrier_arrive_expect_tx(barrier, tile_bytes(kConfig.tile_kv, operand.head_dim));
-    for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
+    ptx::mbarrier_arrive_expect_tx(barrier,
+                                   copied_bytes(kConfig, kConfig.tile_kv, operand.head_dim));
+    for (int panel = 0; panel < boxes_of(kConfig, operand.head_dim); ++panel) {
       ptx::tma_load_4d(smem + panel * kConfig.tile_kv * kPanelRowBytes, operand.map, barrier,
                        panel * kPanelCols, first_row[kBehind] + tile * kConfig.tile_kv, kv_head, 0);
     }
@@ -131,11 +135,13 @@ struct PagedLoader {
     __syncwarp();                 // lanes without a piece do not run ahead
     if (threadIdx.x % 32 == 0) {  // a warp answers for its own pieces, if it has any
       const int own = (num_pieces - static_cast<int>(threadIdx.x % 128 / 32) + kWarps - 1) / kWarps;
-      ptx::mbarrier_arrive_expect_tx(barrier, tile_bytes(own * box_rows, operand.head_dim));
+      ptx::mbarrier_arrive_expect_tx(barrier,
+                                     copied_bytes(kConfig, own * box_rows, operand.head_dim));
     }
     if (piece() >= num_pieces) return;
-    unsigned char* to = smem + piece() * box_rows * kPanelRowBytes;
-    for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
+    const int row_bytes = is_fp8(kConfig.dtype_kv) ? operand.head_dim : kPanelRowBytes;
+    unsigned char* to = smem + piece() * box_rows * row_bytes;
+    for (int panel = 0; panel < boxes_of(kConfig, operand.head_dim); ++panel) {
       ptx::tma_load_4d(to + panel * kTileKv * kPanelRowBytes, operand.map, barrier,
                        panel * kPanelCols, row[kBehind], kv_head,
                        row[kBehind] < 0 ? kNoPage : page[kBehind]);
@@ -196,17 +202,23 @@ struct GatherLoader {
           position < kv_end[kBehind] ? key_offset(*operand.stride, slot, kv_head, false) : kNoKey;
     }
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    unsigned char* to = smem + chunk_offset(kTileKv, warp * 4 + lane / 8, lane % 8);
+    constexpr bool kFp8 = is_fp8(kConfig.dtype_kv);
+    constexpr int kBytes = bytes_of(kConfig.dtype_kv), kCols = kChunkBytes / kBytes;  // of a chunk
+    const int first_row = warp * 4 + lane / 8;
+    unsigned char* to = smem + (kFp8 ? first_row * operand.head_dim + lane % 8 * kChunkBytes
+                                     : chunk_offset(kTileKv, first_row, lane % 8));
+    const int row_bytes = kFp8 ? operand.head_dim : kPanelRowBytes;
+    const int panel_bytes = kFp8 ? kPanelRowBytes : kTileKv * kPanelRowBytes;
     const unsigned char* from = operand.data + lane % 8 * kChunkBytes;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const i64 mine = __shfl_sync(~0u, offset[pass / 8], pass % 8 * 4 + lane / 8);
       const int bytes = mine == kNoKey ? 0 : 16;
-      const unsigned char* row = from + (mine == kNoKey ? 0 : mine * 2);
-      for (int panel = 0; panel < panels_of(operand.head_dim); ++panel) {
-        const int column = panel * kPanelCols + lane % 8 * kChunkCols;
+      const unsigned char* row = from + (mine == kNoKey ? 0 : mine * kBytes);
+      for (int panel = 0; panel * 8 * kCols < operand.head_dim; ++panel) {
+        const int column = (panel * 8 + lane % 8) * kCols;
         if (column >= padded_dim(operand.head_dim)) continue;
-        ptx::cp_async_16(to + pass * 8 * kPanelRowBytes + panel * kTileKv * kPanelRowBytes,
+        ptx::cp_async_16(to + pass * 8 * row_bytes + panel * panel_bytes,
                          row + panel * kPanelRowBytes, column < operand.head_dim ? bytes : 0);
       }
     }
@@ -218,7 +230,7 @@ struct GatherLoader {
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
-  using Slot = RingSlot<kConfig.num_stages>;
+  using Slot = RingSlot<Smem<kConfig>::kCopyStages>;
   using Loader = Select<kConfig.loader == Loader::kAffine, AffineLoader<kConfig, Variant>,
                         Select<kConfig.loader == Loader::kPaged, PagedLoader<kConfig, Variant>,
                                GatherLoader<kConfig, Variant>>>;
@@ -233,8 +245,8 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
   const auto copy_previous_v = [&] {
     if (previous_tile < 0) return;
     const Slot v_slot = slot.before();
-    ptx::mbarrier_wait(&smem.empty_v[v_slot.stage], v_slot.parity ^ 1);
-    loader.template copy<2>(previous_kv_head, previous_tile, v, smem.v[v_slot.stage],
+    ptx::mbarrier_wait(smem.vacant_v(v_slot.stage), v_slot.parity ^ 1);
+    loader.template copy<2>(previous_kv_head, previous_tile, v, smem.copy_of_v(v_slot.stage),
                             second_stage ? &smem.raw_v[v_slot.stage] : &smem.full_v[v_slot.stage]);
   };
   for (unsigned u = 0;; ++u) {
@@ -254,8 +266,8 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
       }
       loader.advance();
       if (j + 1 < num_tiles) loader.look_up(unit, unit.tiles[j + 1]);
-      ptx::mbarrier_wait(&smem.empty_k[slot.stage], slot.parity ^ 1);
-      loader.template copy<1>(unit.kv_head, tile, k, smem.k[slot.stage],
+      ptx::mbarrier_wait(smem.vacant_k(slot.stage), slot.parity ^ 1);
+      loader.template copy<1>(unit.kv_head, tile, k, smem.copy_of_k(slot.stage),
                               R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
       copy_previous_v();
       previous_tile = tile;
@@ -287,6 +299,20 @@ PLAIT_DEVICE void arrive_finished(ptx::Barrier* barrier, int count = 1) {
   ptx::fence_proxy_async();
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier, count);
+}
+
+// An fp8 tile that has landed becomes `tile`, which is empty; then its landing stage is vacant.
+// With kCut rows beyond the num_keys of the unit become zeros. By all finish warps.
+template <KernelConfig kConfig, class Variant, int kDim, bool kCut>
+PLAIT_DEVICE void widen_tile(const unsigned char* landing, ptx::Barrier* vacant,
+                             unsigned char* tile, int num_keys) {
+  using R = Roles<kConfig, Variant>;
+  constexpr int kBatch = kConfig.head_dim_qk > 128 ? 2 : 4;  // 4: 8 bytes spilled with 192
+  widen_rows<kConfig.dtype_kv, kConfig.dtype_q, kDim, kConfig.tile_kv, 32 * R::kFinishWarps, kBatch,
+             kCut>(landing, tile, num_keys, threadIdx.x % 128 - 32 * R::kLoadWarps,
+                   [](int row, int chunk) { return chunk_offset(kConfig.tile_kv, row, chunk); });
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(vacant);
 }
 
 // Q of a unit into `smem_q`: one row of 16-byte chunks a packed row, zeros beyond the last.
@@ -329,48 +355,105 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
                                Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
   using Slot = RingSlot<kConfig.num_stages>;
-  constexpr int kTileKv = kConfig.tile_kv;
+  using CopySlot = RingSlot<Smem<kConfig>::kCopyStages>;
+  constexpr int kTileKv = kConfig.tile_kv, kThreads = 32 * R::kFinishWarps;
   const int finish_warp = threadIdx.x % 128 / 32 - R::kLoadWarps;
   unsigned raw_v_parity = 0;  // bit s: parity of raw_v[s]'s next phase
-  const auto finish_unit = [&](const Unit& unit) {
-    const int num_tiles = unit.tiles.size();
-    const int request = request_of_keys(*params.plan, *unit.block);
+  const auto release_unit = [&](unsigned u) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) smem.release_unit(u);
+  };
+  const auto finish_k = [&](const Unit& unit, int j, int request) {
+    const int tile = unit.tiles[j];
+    const Slot slot(unit.first_tile + j);
+    const CopySlot copy(unit.first_tile + j);
+    const int num_keys = min(kTileKv, unit.kv_end - tile * kTileKv);
+    ptx::mbarrier_wait(&smem.raw_k[copy.stage], copy.parity);
+    if constexpr (R::kFp8) {  // rows without keys may hold anything: their logits are hidden
+      ptx::mbarrier_wait(&smem.empty_k[slot.stage], slot.parity ^ 1);
+      widen_tile<kConfig, Variant, kConfig.head_dim_qk, false>(
+          smem.copy_of_k(copy.stage), smem.vacant_k(copy.stage), smem.k[slot.stage], num_keys);
+      if constexpr (R::Traits::kHasKeyTransform) ptx::named_barrier(kFinishBarrier, kThreads);
+    }
+    if constexpr (R::Traits::kHasKeyTransform) {
+      const int position = unit.kv_pos_begin + tile * kTileKv;
+      transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q>(
+          smem.k[slot.stage], kTileKv, num_keys, [&](int row, auto& accessor) {
+            dequantise<kConfig.dtype_kv>(accessor, params.k_scale);
+            Variant::key_transform(variant, {request, position + row, unit.kv_head}, accessor);
+          });
+    }
+    arrive_finished(&smem.full_k[slot.stage]);
+  };
+  const auto finish_v = [&](const Unit& unit, int j, int request) {
+    const int tile = unit.tiles[j];
+    const bool foreign = has_foreign_v_rows<R>(unit, tile, kTileKv);
+    if (!R::kTransformV && (!foreign || finish_warp != 0)) return;
+    const Slot slot(unit.first_tile + j);
+    const CopySlot copy(unit.first_tile + j);
+    const int num_keys = min(kTileKv, unit.kv_end - tile * kTileKv);
+    ptx::mbarrier_wait(&smem.raw_v[copy.stage], raw_v_parity >> copy.stage & 1);
+    raw_v_parity ^= 1u << copy.stage;
+    unsigned char* v = smem.v[slot.stage];
+    if constexpr (R::kFp8) {  // gathered rows without keys have landed as zeros
+      ptx::mbarrier_wait(&smem.empty_v[slot.stage], slot.parity ^ 1);
+      widen_tile<kConfig, Variant, kConfig.head_dim_vo, R::kTma>(
+          smem.copy_of_v(copy.stage), smem.vacant_v(copy.stage), v, num_keys);
+      if constexpr (R::Traits::kHasValueTransform) ptx::named_barrier(kFinishBarrier, kThreads);
+    }
+    if constexpr (R::Traits::kHasValueTransform) {
+      const int position = unit.kv_pos_begin + tile * kTileKv;
+      transform_rows<kConfig, Variant, kConfig.head_dim_vo, kConfig.dtype_q>(
+          v, kTileKv, num_keys, [&](int row, auto& accessor) {
+            dequantise<kConfig.dtype_kv>(accessor, params.v_scale);
+            Variant::value_transform(variant, {request, position + row, unit.kv_head}, accessor);
+          });
+    }
+    if (!R::kFp8 && foreign) {
+      constexpr int kChunks = kConfig.head_dim_vo / kChunkCols;
+      constexpr int kZeroing = R::kTransformV ? kThreads : 32;
+      const int thread = (R::kTransformV ? 32 * finish_warp : 0) + threadIdx.x % 32;
+      for (int i = thread; i < (kTileKv - num_keys) * kChunks; i += kZeroing) {
+        *reinterpret_cast<uint4*>(v + chunk_offset(kTileKv, num_keys + i / kChunks, i % kChunks)) =
+            uint4{0, 0, 0, 0};
+      }
+    }
+    arrive_finished(&smem.full_v[slot.stage], R::kTransformV ? 1 : R::kFullArrivalsV);
+  };
+
+  // Where both have a second stage K is finished one tile ahead of V, from unit to unit too, as
+  // consumers need them: they may give up a stage of V only for the next unit's K. V of the unit's
+  // last tile is then left over, and with it the unit.
+  constexpr bool kKeepsBack = R::kTransformK && R::kTransformV;
+  int left_over = 0, request_of_left_over = 0;  // tiles of unit u - 1 if its last V is
+  const auto finish_left_over = [&](unsigned u) {
+    if (left_over == 0) return;
+    finish_v(smem.units[(u - 1) % kUnits], left_over - 1, request_of_left_over);
+    release_unit(u - 1);
+    left_over = 0;
+  };
+  const auto finish_unit = [&](unsigned u) {
+    const Unit& unit = smem.units[u % kUnits];
+    const int num_tiles = unit.item == nullptr ? 0 : unit.tiles.size();
+    const int request = num_tiles == 0 ? 0 : request_of_keys(*params.plan, *unit.block);
     // Tiles with a second stage: all with a transform, else only a last one with foreign rows.
     for (int j = R::kTransformK || R::kTransformV ? 0 : max(num_tiles - 1, 0); j < num_tiles; ++j) {
-      const int tile = unit.tiles[j];
-      const Slot slot(unit.first_tile + j);
-      const int num_keys = min(kTileKv, unit.kv_end - tile * kTileKv);
-      const int position = unit.kv_pos_begin + tile * kTileKv;
-      if constexpr (R::kTransformK) {
-        ptx::mbarrier_wait(&smem.raw_k[slot.stage], slot.parity);
-        transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_kv>(
-            smem.k[slot.stage], kTileKv, num_keys, [&](int row, auto& accessor) {
-              Variant::key_transform(variant, {request, position + row, unit.kv_head}, accessor);
-            });
-        arrive_finished(&smem.full_k[slot.stage]);
+      if constexpr (R::kTransformK) finish_k(unit, j, request);
+      if constexpr (!kKeepsBack) {
+        finish_v(unit, j, request);
+      } else if (j == 0) {
+        finish_left_over(u);
+      } else {
+        finish_v(unit, j - 1, request);
       }
-      const bool foreign = has_foreign_v_rows<R>(unit, tile, kTileKv);
-      if (!R::kTransformV && (!foreign || finish_warp != 0)) continue;
-      ptx::mbarrier_wait(&smem.raw_v[slot.stage], raw_v_parity >> slot.stage & 1);
-      raw_v_parity ^= 1u << slot.stage;
-      unsigned char* v = smem.v[slot.stage];
-      if constexpr (R::kTransformV) {
-        transform_rows<kConfig, Variant, kConfig.head_dim_vo, kConfig.dtype_kv>(
-            v, kTileKv, num_keys, [&](int row, auto& accessor) {
-              Variant::value_transform(variant, {request, position + row, unit.kv_head}, accessor);
-            });
-      }
-      if (foreign) {
-        constexpr int kChunks = kConfig.head_dim_vo / kChunkCols;
-        constexpr int kThreads = R::kTransformV ? 32 * R::kFinishWarps : 32;
-        const int thread = (R::kTransformV ? 32 * finish_warp : 0) + threadIdx.x % 32;
-        for (int i = thread; i < (kTileKv - num_keys) * kChunks; i += kThreads) {
-          *reinterpret_cast<uint4*>(
-              v + chunk_offset(kTileKv, num_keys + i / kChunks, i % kChunks)) = uint4{0, 0, 0, 0};
-        }
-      }
-      arrive_finished(&smem.full_v[slot.stage], R::kTransformV ? 1 : R::kFullArrivalsV);
     }
+    if constexpr (kKeepsBack) {
+      if (num_tiles == 0) finish_left_over(u);
+      left_over = num_tiles;
+      request_of_left_over = request;
+      if (num_tiles > 0) return;
+    }
+    release_unit(u);
   };
 
   // The tiles of a unit come after the next unit's Q, which so is there in time; but not where K
@@ -390,10 +473,7 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     arrive_finished(&smem.q_full[q_stage]);
     if (walks && !is_end) walker.write_next(smem);
     __syncwarp();
-    if (u < kBehind || (kBehind == 0 && is_end)) continue;
-    finish_unit(smem.units[(u - kBehind) % kUnits]);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) smem.release_unit(u - kBehind);
+    if (u >= kBehind) finish_unit(u - kBehind);
   }
 }
 

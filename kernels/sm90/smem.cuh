@@ -2,9 +2,12 @@
 //   full_k, full_v     [stage]    loaders (or finishers, see load.cuh) arrive, consumers wait
 //   raw_k, raw_v       [stage]    loaders arrive, finishers wait: tiles that need a second stage
 //   empty_k, empty_v   [stage]    every consumer warp arrives, loaders wait
+//   vacant_k, vacant_v [landing]  of fp8: finishers arrive, loaders wait
 //   q_full, q_empty    [q stage]  finishers and consumer warps, once a unit (item x kv head)
 //   unit_full          [unit]     one finisher arrives, the producer's warps wait
 //   unit_empty         [unit]     every warp arrives, that finisher waits
+// fp8 K and V land in a ring of their own, and finishers make the tile of them: then raw_k and
+// raw_v are of that ring, and finishers wait for empty_k and empty_v.
 #pragma once
 #include "host_device/convert.h"
 #include "host_device/softmax_state.h"
@@ -43,9 +46,19 @@ struct Unit {
 };
 static_assert(sizeof(Unit) == kUnitBytes);
 
+template <KernelConfig kConfig, bool kFp8 = is_fp8(kConfig.dtype_kv)>
+struct LandingRing {};
 template <KernelConfig kConfig>
-struct alignas(1024) Smem {
+struct alignas(1024) LandingRing<kConfig, true> {
+  unsigned char landing_k[kConfig.num_landing_stages][kConfig.tile_kv * kConfig.head_dim_qk];
+  unsigned char landing_v[kConfig.num_landing_stages][kConfig.tile_kv * kConfig.head_dim_vo];
+};
+
+template <KernelConfig kConfig>
+struct alignas(1024) Smem : LandingRing<kConfig> {
+  static constexpr bool kFp8 = is_fp8(kConfig.dtype_kv);
   static constexpr int kStages = kConfig.num_stages, kQStages = kConfig.num_q_stages;
+  static constexpr int kCopyStages = kFp8 ? kConfig.num_landing_stages : kStages;
   static constexpr int kTileQ = tile_q(kConfig);
 
   unsigned char q[kQStages][tile_bytes(kTileQ, kConfig.head_dim_qk)];
@@ -54,9 +67,33 @@ struct alignas(1024) Smem {
   // By consumer warpgroup and row, from a unit's last round to its store; then the merge's tokens.
   SoftmaxState states[64 * kConfig.num_consumer_warpgroups];
   Unit units[kUnits];  // unit u is units[u % kUnits]
-  ptx::Barrier full_k[kStages], full_v[kStages], raw_k[kStages], raw_v[kStages];
+  ptx::Barrier full_k[kStages], full_v[kStages];
+  ptx::Barrier raw_k[kFp8 ? 2 * kCopyStages : kStages];  // of fp8 then vacant_k; likewise raw_v
+  ptx::Barrier raw_v[kFp8 ? 2 * kCopyStages : kStages];
   ptx::Barrier empty_k[kStages], empty_v[kStages], q_full[kQStages], q_empty[kQStages];
   ptx::Barrier unit_full[kUnits], unit_empty[kUnits];
+
+  // Where loaders copy to, one of kCopyStages, and what tells them that they may.
+  PLAIT_DEVICE unsigned char* copy_of_k(int stage) {
+    if constexpr (kFp8) {
+      return this->landing_k[stage];
+    } else {
+      return k[stage];
+    }
+  }
+  PLAIT_DEVICE unsigned char* copy_of_v(int stage) {
+    if constexpr (kFp8) {
+      return this->landing_v[stage];
+    } else {
+      return v[stage];
+    }
+  }
+  PLAIT_DEVICE ptx::Barrier* vacant_k(int stage) {
+    return kFp8 ? &raw_k[kCopyStages + stage] : &empty_k[stage];
+  }
+  PLAIT_DEVICE ptx::Barrier* vacant_v(int stage) {
+    return kFp8 ? &raw_v[kCopyStages + stage] : &empty_v[stage];
+  }
 
   PLAIT_DEVICE Unit& await_unit(unsigned u) {
     ptx::mbarrier_wait(&unit_full[u % kUnits], u / kUnits & 1);
@@ -72,9 +109,12 @@ template <KernelConfig kConfig, class Variant>
 struct Roles {
   using Traits = VariantTraits<Variant>;
   static constexpr bool kTma = kConfig.loader != Loader::kGather;
-  static constexpr bool kTransformK = Traits::kHasKeyTransform;
-  static constexpr bool kTransformV = Traits::kHasValueTransform;
-  static constexpr int kLoadWarps = kConfig.loader == Loader::kAffine ? 1 : 2;
+  static constexpr bool kFp8 = is_fp8(kConfig.dtype_kv);
+  // Whether every tile of K, of V has a second stage.
+  static constexpr bool kTransformK = kFp8 || Traits::kHasKeyTransform;
+  static constexpr bool kTransformV = kFp8 || Traits::kHasValueTransform;
+  // Boxes of fp8 pages are issued by one warp: the others have much to do.
+  static constexpr int kLoadWarps = kConfig.loader == Loader::kAffine || (kFp8 && kTma) ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
   // Arrivals that complete a phase: TMA counts bytes behind one arrival of each warp; cp.async
   // arrives per lane.
@@ -112,10 +152,16 @@ PLAIT_DEVICE void init_barriers(Smem<kConfig>& smem) {
   for (int s = 0; s < kConfig.num_stages; ++s) {
     ptx::mbarrier_init(&smem.full_k[s], R::kFullArrivalsK);
     ptx::mbarrier_init(&smem.full_v[s], R::kFullArrivalsV);
-    ptx::mbarrier_init(&smem.raw_k[s], R::kRawArrivals);
-    ptx::mbarrier_init(&smem.raw_v[s], R::kRawArrivals);
     ptx::mbarrier_init(&smem.empty_k[s], R::kConsumerWarps);
     ptx::mbarrier_init(&smem.empty_v[s], R::kConsumerWarps);
+  }
+  for (int s = 0; s < Smem<kConfig>::kCopyStages; ++s) {
+    ptx::mbarrier_init(&smem.raw_k[s], R::kRawArrivals);
+    ptx::mbarrier_init(&smem.raw_v[s], R::kRawArrivals);
+    if constexpr (R::kFp8) {
+      ptx::mbarrier_init(smem.vacant_k(s), R::kFinishWarps);
+      ptx::mbarrier_init(smem.vacant_v(s), R::kFinishWarps);
+    }
   }
   for (int s = 0; s < kConfig.num_q_stages; ++s) {
     ptx::mbarrier_init(&smem.q_full[s], R::kFinishWarps);

@@ -19,6 +19,11 @@ PLAIT_HD constexpr bool splits_keys(const KernelConfig& c) {
 }
 // Producers are at most two units ahead of the one that consumers store.
 inline constexpr int kUnits = 3, kUnitBytes = 80;
+// Of the ring that fp8 K and V land in, up to a multiple of what tiles are aligned to.
+PLAIT_HD constexpr int landing_bytes(const KernelConfig& c) {
+  const int bytes = c.num_landing_stages * c.tile_kv * (c.head_dim_qk + c.head_dim_vo);
+  return (bytes + 1023) / 1024 * 1024;
+}
 PLAIT_HD constexpr int num_threads(const KernelConfig& c) {
   return (c.num_consumer_warpgroups + 1) * 128;
 }
@@ -33,8 +38,9 @@ PLAIT_HD constexpr int sm90_smem_bytes(const KernelConfig& c) {
                                  sm90::tile_bytes(c.tile_kv, c.head_dim_vo));
   const int states = 64 * c.num_consumer_warpgroups * 8;
   const int units = sm90::kUnits * sm90::kUnitBytes;
-  const int barriers = (6 * c.num_stages + 2 * c.num_q_stages + 2 * sm90::kUnits) * 8;
-  return (q + kv + states + units + barriers + 1023) / 1024 * 1024;
+  const int raw = is_fp8(c.dtype_kv) ? 2 * c.num_landing_stages : c.num_stages;
+  const int barriers = (4 * c.num_stages + 2 * raw + 2 * c.num_q_stages + 2 * sm90::kUnits) * 8;
+  return (sm90::landing_bytes(c) + q + kv + states + units + barriers + 1023) / 1024 * 1024;
 }
 
 }  // namespace plait

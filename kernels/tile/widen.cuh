@@ -61,25 +61,60 @@ PLAIT_HD unsigned widen_pair(unsigned word) {
   }
 }
 
-// Rows [0, num_rows) of kDim numbers of kFrom, dense in `from`, as kTo in `to`, where chunk c (8
-// elements, 16 bytes) of a row starts at chunk_offset(row, c). On `kNumThreads` threads, thread =
-// 0 ... kNumThreads - 1, a chunk at a time: two spill where a thread has 192 registers of O and S.
-template <Dtype kFrom, Dtype kTo, int kDim, int kNumThreads, int kUnroll = 1, class Offset>
-PLAIT_DEVICE void widen_rows(const unsigned char* from, unsigned char* to, int num_rows, int thread,
-                             Offset chunk_offset) {
+// kRows rows of kDim numbers of kFrom, dense in `from`, as kTo in `to`, where chunk c (8 elements,
+// 16 bytes) of a row starts at chunk_offset(row, c); with kCut rows at and beyond num_rows are
+// zeros. On `kNumThreads` threads, thread = 0 ... kNumThreads - 1. A thread reads kBatch chunks
+// before it writes one, since the compiler cannot know that `to` is elsewhere; 1 where O and S fill
+// its registers.
+template <Dtype kFrom, Dtype kTo, int kDim, int kRows, int kNumThreads, int kBatch, bool kCut,
+          class Offset>
+struct Widener {
   static_assert(kDim % 16 == 0);
-  constexpr int kChunks = kDim / 8;
+  static constexpr unsigned kChunks = kDim / 8, kNumChunks = kRows * kChunks;
+  static constexpr unsigned kStep = kBatch * kNumThreads;
   using From = Storage<kFrom>;
   struct alignas(8) Eight {
     unsigned words[2];
   };
-#pragma unroll kUnroll
-  for (int i = thread; i < num_rows * kChunks; i += kNumThreads) {
-    const Eight x = *reinterpret_cast<const Eight*>(from + i * 8);
-    *reinterpret_cast<uint4*>(to + chunk_offset(i / kChunks, i % kChunks)) =
-        uint4{widen_pair<From, kTo, 0>(x.words[0]), widen_pair<From, kTo, 1>(x.words[0]),
-              widen_pair<From, kTo, 0>(x.words[1]), widen_pair<From, kTo, 1>(x.words[1])};
+  const unsigned char* from;
+  unsigned char* to;
+  int num_rows;
+  Offset chunk_offset;
+
+  template <bool kGuarded>
+  PLAIT_DEVICE void batch(unsigned first) const {
+    Eight x[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const unsigned i = first + b * kNumThreads;
+      if (kGuarded && i >= kNumChunks) break;
+      x[b] = *reinterpret_cast<const Eight*>(from + i * 8);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const unsigned i = first + b * kNumThreads;
+      if (kGuarded && i >= kNumChunks) break;
+      const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
+      if (kCut && row >= num_rows) x[b] = Eight{{0, 0}};
+      *reinterpret_cast<uint4*>(to + chunk_offset(row, chunk)) =
+          uint4{widen_pair<From, kTo, 0>(x[b].words[0]), widen_pair<From, kTo, 1>(x[b].words[0]),
+                widen_pair<From, kTo, 0>(x[b].words[1]), widen_pair<From, kTo, 1>(x[b].words[1])};
+    }
   }
+  PLAIT_DEVICE void run(unsigned thread) const {
+    constexpr unsigned kWhole = kNumChunks / kStep * kStep;
+#pragma unroll 1
+    for (unsigned first = thread; first < kWhole; first += kStep) batch<false>(first);
+    if constexpr (kWhole < kNumChunks) batch<true>(kWhole + thread);
+  }
+};
+template <Dtype kFrom, Dtype kTo, int kDim, int kRows, int kNumThreads, int kBatch, bool kCut,
+          class Offset>
+PLAIT_DEVICE void widen_rows(const unsigned char* from, unsigned char* to, int num_rows, int thread,
+                             Offset chunk_offset) {
+  Widener<kFrom, kTo, kDim, kRows, kNumThreads, kBatch, kCut, Offset>{from, to, num_rows,
+                                                                      chunk_offset}
+      .run(thread);
 }
 
 }  // namespace plait

@@ -250,7 +250,7 @@ class CudaExecutor : public Executor {
           name, empty ? head_.data() : address, kernel_config_.dtype_kv,
           cuda::kv_map_shape(head_dim, p.num_kv_heads, empty ? 1 : p.num_kv_blocks, page_size,
                              empty ? KvStrides{head_dim, head_dim, head_dim} : stride,
-                             maps.box_rows));
+                             maps.box_rows, bytes_of(kernel_config_.dtype_kv)));
       static_assert(sizeof to.opaque == sizeof map.opaque);
       std::memcpy(to.opaque, map.opaque, sizeof to.opaque);
     };

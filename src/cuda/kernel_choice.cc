@@ -44,6 +44,20 @@ bool fits(const KernelConfig& c) {
   return c.ctas_per_sm * (sm90_smem_bytes(c) + kReservedBytes) <= kSmemBytes;
 }
 
+// Keys of a tile of fp8, beside two stages of tiles: as many as leave the landing ring what keeps
+// enough bytes under way.
+KernelConfig with_fp8(KernelConfig config, Dtype dtype_kv) {
+  constexpr int kWantedStages = 3;
+  config.dtype_kv = dtype_kv;
+  config.num_stages = 2;
+  for (int keys = 64; keys >= 32; keys -= 16) {
+    config.tile_kv = keys;
+    config = with_landing_ring(config);
+    if (config.num_landing_stages >= kWantedStages) break;
+  }
+  return config;
+}
+
 // Keys of a tile: as many as S and P beside O leave registers for, by the panels of 64 columns that
 // a row of V takes, and as leave two stages beside Q. Spilled: 128 rows x 96 keys for 192 with a
 // soft cap, x 64 for 256.
@@ -61,7 +75,7 @@ int sm90_tile_kv(KernelConfig config, bool decode_only) {
 }  // namespace
 
 KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
-                         long long max_rows) {
+                         long long max_rows, std::optional<Dtype> dtype_kv) {
   const bool decode_only = max_rows <= 64;
   KernelConfig config{
       .dtype_q = dtype,
@@ -98,6 +112,7 @@ KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader l
     config.shapes[1] = {};
     config.shapes[0] = {Mma::kWgmma, max_rows <= 16 ? 16 : max_rows <= 32 ? 32 : 64, 1};
   }
+  if (dtype_kv && is_fp8(*dtype_kv)) return with_fp8(config, *dtype_kv);
   config.tile_kv = sm90_tile_kv(config, decode_only);
   // As many stages as fit, up to the bytes in flight that saturate memory.
   constexpr int kMaxStages = 4;
@@ -105,6 +120,16 @@ KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader l
     config.num_stages = more.num_stages;
   }
   return config;
+}
+
+KernelConfig with_landing_ring(KernelConfig sm90) {
+  constexpr int kMinStages = 2, kMaxStages = 6;  // K runs one tile ahead of V
+  for (int stages = kMaxStages; stages >= kMinStages; --stages) {
+    sm90.num_landing_stages = stages;
+    if (fits(sm90)) return sm90;
+  }
+  sm90.num_landing_stages = 0;
+  return sm90;
 }
 
 KernelConfig with_row_transforms(KernelConfig sm90) {
@@ -193,7 +218,7 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   // Rows of fp8 are copied in units of 16 bytes.
   const bool whole_rows = !fp8 || (config.head_dim_qk % 16 == 0 && config.head_dim_vo % 16 == 0);
   const bool sm80 = sm80_arch && sm80_takes(config.dtype) && whole_rows;
-  const bool sm90 = sm90_takes(config.dtype) && !fp8;
+  const bool sm90 = sm90_takes(config.dtype) && whole_rows;
   if (is_sm80(config.kernel)) {
     check(sm80_arch, "kernel 'sm80' needs a GPU of compute capability 8.0 or later, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
@@ -206,8 +231,11 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
   if (is_sm90(config.kernel)) {
     check(arch == "90a", "kernel 'sm90a' needs a GPU of compute capability 9.0, ",
           to_string(config.device), " is sm_", arch, "; 'auto' and 'plain' run there");
-    check(sm90, "kernel 'sm90a' takes bfloat16 and float16, not ",
-          to_string(fp8 ? config.dtype_kv() : config.dtype), "; 'auto' and 'plain' run it");
+    check(sm90_takes(config.dtype), "kernel 'sm90a' takes bfloat16 and float16, not ",
+          to_string(config.dtype), "; 'auto' and 'plain' run it");
+    check(whole_rows, "kernel 'sm90a' takes ", to_string(config.dtype_kv()),
+          " in head dims of multiples of 16, not ", config.head_dim_qk, " and ", config.head_dim_vo,
+          "; 'auto' and 'plain' run it");
   }
   const bool any = config.kernel == "auto";
   if (is_sm90(config.kernel) || (any && arch == "90a" && sm90)) {
@@ -216,8 +244,8 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged
                                                          : Loader::kGather;
     const auto of_rows = [&](long long rows) {
-      const KernelConfig kernel =
-          sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo, loader, rows);
+      const KernelConfig kernel = sm90_config(config.dtype, config.head_dim_qk, config.head_dim_vo,
+                                              loader, rows, config.dtype_kv());
       return transforms_rows(config.variant) ? with_row_transforms(kernel) : kernel;
     };
     if (config.kernel == "sm90a" || any) return of_rows(max_rows(config));

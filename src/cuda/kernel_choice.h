@@ -1,6 +1,7 @@
 // Which kernel serves what: the one place where KernelConfig values come from. The CUDA executor
 // asks for the config of an Attention; jit/shipped.cc lists the same for `plait compile`.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "host_device/config.h"
@@ -19,7 +20,9 @@ bool sm90_takes(Dtype dtype);
 // max_rows: packed rows of the largest row block. Up to 64 take a small kernel, two CTAs a
 // multiprocessor.
 KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
-                         long long max_rows);
+                         long long max_rows, std::optional<Dtype> dtype_kv = {});
+// The same with the ring that fp8 K and V land in: as many stages as fit, or 0 where too few do.
+KernelConfig with_landing_ring(KernelConfig sm90);
 // The same with more registers for the producer, which row transforms run in.
 KernelConfig with_row_transforms(KernelConfig sm90);
 

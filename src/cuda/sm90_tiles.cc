@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "cuda/kernel_choice.h"
+#include "host_device/convert.h"
 #include "plait/error.h"
 #include "sm90/smem.h"
 
@@ -61,6 +63,10 @@ KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
     c.shapes[1] = {};
   }
   const auto fits = [&] {
+    if (is_fp8(c.dtype_kv)) {
+      c = with_landing_ring(c);
+      if (c.num_landing_stages == 0) return false;
+    }
     return c.ctas_per_sm * (sm90_smem_bytes(c) + kReservedBytes) <= kSmemOfSm &&
            fragment_registers(c) + kOtherRegisters <= c.consumer_registers;
   };

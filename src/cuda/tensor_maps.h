@@ -7,18 +7,19 @@
 
 namespace plait::cuda {
 
-// What a map says of a tensor of 16-bit elements. Dimensions (head_dim, row in page, kv head,
-// page), the first one dense; an affine tensor is one page. Box {64, box_rows, 1, 1}, 128-byte
-// swizzle, zeros outside.
+// What a map says of a tensor of 16-bit elements, or of 8 bits. Dimensions (head_dim, row in page,
+// kv head, page), the first one dense; an affine tensor is one page. Box {64, box_rows, 1, 1},
+// 128-byte swizzle; of 8 bits {head_dim, box_rows, 1, 1} without one. Zeros outside.
 struct KvMapShape {
   std::uint64_t dims[4];
   std::uint64_t stride_bytes[3];  // of dimensions 1, 2 and 3
   std::uint32_t box[4];
+  int element_bytes;
   bool operator==(const KvMapShape&) const = default;
 };
 // num_blocks: pages, affine: rows. page_size: 0 where affine.
 KvMapShape kv_map_shape(int head_dim, int num_kv_heads, i64 num_blocks, int page_size,
-                        const KvStrides& stride, int box_rows);
+                        const KvStrides& stride, int box_rows, int element_bytes = 2);
 
 // Rows of a box for pages of page_size keys under tiles of tile_kv: the most that divide both.
 // Below 8 there is none, for the swizzle repeats every 8 rows.

@@ -215,7 +215,8 @@ std::string literal(const KernelConfig& c) {
                 ", .producer_registers = ", c.producer_registers,
                 ", .consumer_registers = ", c.consumer_registers,
                 ", .ctas_per_sm = ", c.ctas_per_sm, ", .num_shapes = ", c.num_shapes,
-                ", .shapes = {", shapes, "}, .num_warps = ", c.num_warps, "}");
+                ", .shapes = {", shapes, "}, .num_warps = ", c.num_warps,
+                ", .num_landing_stages = ", c.num_landing_stages, "}");
 }
 
 std::string names_of_parts(const Variant& variant) {

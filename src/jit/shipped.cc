@@ -39,10 +39,10 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
           kernels.push_back(assemble_attention(config, full()));
           if (dtype == Dtype::kBfloat16 && loader == Loader::kGather) {
             kernels.push_back(assemble_attention(config, soft_cap(30.0f)));
-            kernels.push_back(assemble_attention(
-                cuda::choose_tiles(
-                    {arch, dtype, head_dim, head_dim, loader, rows, rows, Dtype::kE4m3}),
-                full()));
+            kernels.push_back(
+                assemble_attention(cuda::choose_tiles({arch, dtype, head_dim, head_dim, loader,
+                                                       rows, rows, Dtype::kE4m3}),
+                                   full()));
           }
         }
       }
@@ -60,6 +60,8 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
           kernels.push_back(assemble_attention(config, variant));
         }
       }
+      kernels.push_back(assemble_attention(
+          cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows, Dtype::kE4m3), full()));
       for (const auto& [head_dim_qk, head_dim_vo] : {std::pair{64, 64}, {192, 128}, {256, 256}}) {
         const KernelConfig config =
             cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, loader, max_rows);

@@ -94,6 +94,65 @@ TEST(CApi, ConfigErrors) {
   EXPECT_EQ(plait_attention_create(nullptr, nullptr), PLAIT_INVALID_ARGUMENT);
 }
 
+TEST(CApi, Fp8KeysAndValues) {
+  plait_config config = small_config();
+  config.kv_dtype = 1;
+  EXPECT_EQ(create_error(config),
+            "plait_config: kv_dtype is 1; it must be PLAIT_AS_DTYPE (-1), PLAIT_FLOAT8_E4M3FN (3) "
+            "or PLAIT_FLOAT8_E5M2 (4)");
+  config.kv_dtype = PLAIT_FLOAT8_E4M3FN;
+  // Values 1 and 6 times 8 at scale 8, rows 2 and 0; then one key of each is seen.
+  std::vector<float> k_new(2 * 8, 0.0f), v_new(2 * 8, 8.0f);
+  for (int i = 8; i < 16; ++i) v_new[i] = 48.0f;
+  std::vector<uint8_t> k(3 * 8, 0x7f), v = k;
+  const int64_t slots[] = {2, 0};
+  plait_append_args append;
+  plait_append_args_init(&append);
+  append.dtype = PLAIT_FLOAT32;
+  append.kv_dtype = PLAIT_FLOAT8_E4M3FN;
+  append.v_scale = 8;
+  append.num_kv_heads = 1;
+  append.head_dim_qk = append.head_dim_vo = 8;
+  append.num_tokens = 2;
+  append.k_new = k_new.data();
+  append.v_new = v_new.data();
+  append.num_kv_blocks = 3;
+  append.k_cache = k.data();
+  append.v_cache = v.data();
+  append.slot_mapping = slots;
+  ASSERT_EQ(plait_append_kv(&append, nullptr), PLAIT_OK) << plait_last_error();
+  EXPECT_EQ(v[0], 0x4c);   // 6
+  EXPECT_EQ(v[8], 0x7f);   // untouched
+  EXPECT_EQ(v[16], 0x38);  // 1
+  plait_attention* attention = nullptr;
+  ASSERT_EQ(plait_attention_create(&config, &attention), PLAIT_OK) << plait_last_error();
+  plait_batch batch;
+  plait_batch_init(&batch);
+  const int32_t qo_indptr[] = {0, 1, 2}, kv_begin[] = {2, 0}, kv_len[] = {1, 1};
+  batch.num_requests = 2;
+  batch.qo_indptr = qo_indptr;
+  batch.kv.kv_begin = kv_begin;
+  batch.kv.kv_len = kv_len;
+  ASSERT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_OK) << plait_last_error();
+  std::vector<float> q(2 * 8, 1.0f), out(2 * 8, 7.0f);
+  plait_run_args run;
+  plait_run_args_init(&run);
+  run.num_rows = 2;
+  run.q = q.data();
+  run.num_kv_blocks = 3;
+  run.k = k.data();
+  run.v = v.data();
+  run.out = out.data();
+  run.v_scale = 8;
+  ASSERT_EQ(plait_run(attention, &run, nullptr), PLAIT_OK) << plait_last_error();
+  EXPECT_EQ(out[0], 8.0f);
+  EXPECT_EQ(out[15], 48.0f);
+  run.k_scale = 0;
+  EXPECT_EQ(plait_run(attention, &run, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(), "run: k_scale is 0; it must be finite and > 0");
+  plait_attention_destroy(attention);
+}
+
 TEST(CApi, WorkspaceOfTheCaller) {
   plait_config config = small_config();
   int64_t bytes = 0;

@@ -48,7 +48,7 @@ int run_sm90(const Case<T, Kv>& c, int num_ctas, const typename V::Params& varia
                            const KvStrides& stride) {
         tensors[i] = {static_cast<const unsigned char*>(data),
                       cuda::kv_map_shape(dim, p.num_kv_heads, p.num_kv_blocks, page_size, stride,
-                                         call.maps.box_rows)};
+                                         call.maps.box_rows, bytes_of(kConfig.dtype_kv))};
         const ptx::MappedTensor* address = &tensors[i];
         std::memcpy(&to, &address, sizeof address);
       };
@@ -267,6 +267,64 @@ TEST(Sm90Emulated, NormAndRope) {
   const auto gathered =
       make_case<Bfloat16>(shape_of(kBoth, 3), {1, -1, 0}, {1, 30}, {300, 130}, 0, 10);
   run_sm90<with_loader(kBoth, Loader::kGather), NormAndRope>(gathered, 2, params, meaning, kLse);
+}
+
+// fp8 K and V land in a ring of their own, shorter or longer than that of the tiles; every loader,
+// panels that are not full, both shapes; then row transforms, which must see values.
+constexpr KernelConfig with_fp8(KernelConfig config, Dtype dtype_kv, int landing_stages) {
+  config.dtype_kv = dtype_kv;
+  config.num_landing_stages = landing_stages;
+  return config;
+}
+template <KernelConfig kConfig, class T, class Kv>
+void check_fp8(int page_size, const std::vector<int>& q_lens, const std::vector<int>& kv_lens,
+               int num_ctas, unsigned seed) {
+  SCOPED_TRACE(seed);
+  auto c = make_case<T, Kv>(shape_of(kConfig, page_size), {1, -1, 0}, q_lens, kv_lens, 0, seed);
+  c.k_scale = 0.75f;
+  c.v_scale = 1.5f;
+  run_sm90<kConfig>(c, num_ctas);
+}
+TEST(Sm90Emulated, Fp8) {
+  constexpr Dtype kE4m3 = Dtype::kE4m3, kE5m2 = Dtype::kE5m2, kHalf = Dtype::kFloat16;
+  const std::vector<int> few{1, 5, 0, 2}, keys{67, 328, 9, 2};
+  check_fp8<with_fp8(with_rows(config_of(128, 128, 48, 2, 1), 16, 2), kE4m3, 4), Bfloat16, E4m3>(
+      0, few, keys, 2, 60);
+  check_fp8<with_fp8(with_loader(config_of(64, 128, 64, 3, 1), Loader::kPaged), kE5m2, 2), Bfloat16,
+            E5m2>(16, few, keys, 3, 61);
+  check_fp8<with_fp8(with_loader(config_of(128, 64, 64, 2, 1, kHalf), Loader::kGather), kE4m3, 3),
+            Float16, E4m3>(3, few, keys, 2, 62);
+  check_fp8<with_fp8(with_loader(with_split(config_of(48, 144, 32, 2, 2, kHalf)), Loader::kGather),
+                     kE5m2, 5),
+            Float16, E5m2>(1, {1, 60}, {300, 130}, 2, 63);
+  check_fp8<with_fp8(with_loader(with_split(config_of(192, 128, 64, 2, 2)), Loader::kPaged), kE4m3,
+                     2),
+            Bfloat16, E4m3>(8, {1, 60}, {391, 129}, 5, 64);
+}
+TEST(Sm90Emulated, Fp8WithTransforms) {
+  constexpr KernelConfig kConfig =
+      with_fp8(config_of(64, 48, 64, 2, 1, Dtype::kFloat16), Dtype::kE4m3, 3);
+  AllFunctorsMeaning meaning;
+  meaning.bias = 0.75;
+  const auto check = [&](auto run, int page_size, unsigned seed) {
+    auto c = make_case<Float16, E4m3>(shape_of(kConfig, page_size), {1, -1, 0}, {1, 6, 1},
+                                      {200, 40, 0}, 0, seed);
+    c.k_scale = 0.5f;
+    c.v_scale = 0.25f;
+    meaning.slopes.assign(c.num_qo_heads(), 0.01f);
+    run(c);
+  };
+  check(
+      [&](const auto& c) {
+        run_sm90<kConfig, AllFunctors>(c, 3, {0.75f, meaning.slopes.data()}, meaning, 5e-3);
+      },
+      0, 65);
+  check(
+      [&](const auto& c) {
+        run_sm90<with_loader(kConfig, Loader::kGather), AllFunctors>(
+            c, 3, {0.75f, meaning.slopes.data()}, meaning, 5e-3);
+      },
+      5, 66);
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ inline void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, in
     return i >= 0 && static_cast<std::uint64_t>(i) < shape.dims[dim];
   };
   const unsigned begin = smem_address(smem);
-  if (begin % 1024 != 0) {  // the swizzle is one of absolute addresses
+  const bool bytes = shape.element_bytes == 1;  // without a swizzle
+  if (begin % (bytes ? 128 : 1024) != 0) {      // the swizzle is one of absolute addresses
     throw std::logic_error("a box begins within a period of the swizzle");
   }
   for (unsigned row = 0; row < shape.box[1]; ++row) {
@@ -35,15 +36,16 @@ inline void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, in
       unsigned short value = 0;
       if (inside(c, 0) && inside(r, 1) && inside(z, 2) && inside(w, 3)) {
         std::memcpy(&value,
-                    tensor->data + 2 * c + r * shape.stride_bytes[0] + z * shape.stride_bytes[1] +
-                        w * shape.stride_bytes[2],
-                    2);
+                    tensor->data + shape.element_bytes * c + r * shape.stride_bytes[0] +
+                        z * shape.stride_bytes[1] + w * shape.stride_bytes[2],
+                    shape.element_bytes);
       }
-      std::memcpy(emulate::dynamic_smem + swizzled(begin + row * shape.box[0] * 2 + col * 2),
-                  &value, 2);
+      const unsigned at = begin + (row * shape.box[0] + col) * shape.element_bytes;
+      std::memcpy(emulate::dynamic_smem + (bytes ? at : swizzled(at)), &value, shape.element_bytes);
     }
   }
-  mbarrier_complete_tx(barrier, static_cast<int>(shape.box[0] * shape.box[1] * 2));
+  mbarrier_complete_tx(barrier,
+                       static_cast<int>(shape.box[0] * shape.box[1]) * shape.element_bytes);
 }
 
 inline void fence_proxy_async() {}
