@@ -12,7 +12,8 @@
 //   float output_transform(const Params&, const OutputContext&, float value);
 //   static constexpr bool kUseSoftmax = false;  // weights are the logits themselves
 //   static constexpr bool kCustomMask = true;   // built-in custom_mask: the plan brings mask bits
-// Functions are declared PLAIT_HD static. Row is described in host_device/row.h.
+// Functions are declared PLAIT_HD static. Row is described in host_device/row.h; of fp8 K and V it
+// holds values, numbers times their scale.
 //
 // `Params` is written for the user from the parameters that the variant declares, and is visible
 // where the functors are: parameters {"bias", kFloat}, {"slopes", kTensor} give

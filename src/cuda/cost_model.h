@@ -33,7 +33,8 @@ inline KernelCost sm80_cost(const KernelConfig& config) {
   const float ctas = 132.0f * config.ctas_per_sm;
   const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo);
   for (int i = 0; i < config.num_shapes; ++i) {
-    const float flop = 2 * dims * config.shapes[i].tile_q, bytes = 2 * dims;
+    const float flop = 2 * dims * config.shapes[i].tile_q;
+    const float bytes = static_cast<float>(bytes_of(config.dtype_kv)) * dims;
     const float by_flop = flop * ctas / 333e6f, by_bytes = bytes * ctas / 4.2e6f;
     cost.us_per_key[i] = by_flop > by_bytes ? by_flop : by_bytes;
     cost.fixed_us[i] = config.shapes[i].tile_q > 32 ? 5.0f : 2.0f;
@@ -60,6 +61,8 @@ inline KernelCost cost_of(const KernelConfig& config) {
   // Work and bytes of a key go with the head dims. (Softmax does not: below 128 a guess.)
   const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo) / 256;
   for (float& us : cost.us_per_key) us *= dims;
+  // Half the bytes of a key, where they are what it costs; how much less is a guess.
+  if (is_fp8(config.dtype_kv) && config.ctas_per_sm > 1) cost.us_per_key[0] *= 0.6f;
   if (config.shapes[0].tile_q > 128) cost.us_per_key[0] *= config.shapes[0].tile_q / 128.0f;
   return cost;
 }
