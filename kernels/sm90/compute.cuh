@@ -132,7 +132,7 @@ struct Consumer {
         logits(unit, rows, tile, none ? 0 : unit.kv_end, full, s);
         if (!full) hide(bits, s);
         float scale[2];
-        softmax(s, scale);
+        const bool moves = softmax(s, scale);
         ptx::wgmma_fence_registers(s);
         order_after(sum[0] + sum[1]);
         ptx::wgmma_wait<0>();
@@ -147,7 +147,7 @@ struct Consumer {
             if (threadIdx.x % 32 == 0) smem.release_unit(u - 1);
           }
           if (is_end) return;
-        } else {
+        } else if (moves) {
           rescale(scale);
         }
         if (is_last && step == 1) release_q(u);
@@ -307,10 +307,12 @@ struct Consumer {
             rows.qo_head[r], unit.kv_head,     first + static_cast<float>(i / 4 * 8 + i % 2)};
   }
 
-  // s becomes weights relative to the rows' reference maxima; `scale` is what O must be multiplied
-  // with to stand relative to them.
-  PLAIT_DEVICE void softmax(float (&s)[kTileKv / 2], float (&scale)[2]) {
-    if constexpr (!Traits::kUseSoftmax) return;
+  // s becomes weights relative to the rows' reference maxima. True if a row's has moved: O must be
+  // multiplied with `scale` to stand relative to it.
+  PLAIT_DEVICE bool softmax(float (&s)[kTileKv / 2], float (&scale)[2]) {
+    scale[0] = scale[1] = 1.0f;
+    if constexpr (!Traits::kUseSoftmax) return false;
+    float tile_max[2];  // of this thread's columns
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float max_of[2] = {kNegInf, kNegInf};  // two chains: latency, not rate, is what they cost
@@ -319,16 +321,27 @@ struct Consumer {
         max_of[0] = fmaxf(max_of[0], s[i]);
         max_of[1] = fmaxf(max_of[1], s[i + 1]);
       }
-      float tile_max = fmaxf(max_of[0], max_of[1]);
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 1));
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, 2));
-      scale[r] = 1.0f;
-      if ((tile_max - max_logit[r]) * scale_log2 >
-          kRescaleThreshold) {  // false while both are -inf
-        scale[r] = exp2((max_logit[r] - tile_max) * scale_log2);
-        max_logit[r] = tile_max;
-        sum[r] *= scale[r];
+      tile_max[r] = fmaxf(max_of[0], max_of[1]);
+    }
+    const auto outgrows = [&](int r) {  // false while both are -inf
+      return (tile_max[r] - max_logit[r]) * scale_log2 > kRescaleThreshold;
+    };
+    // Seldom, and so the four threads of a row need not agree on its maximum for most tiles.
+    const bool moves = __any_sync(~0u, outgrows(0) || outgrows(1));
+    if (moves) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        tile_max[r] = fmaxf(tile_max[r], __shfl_xor_sync(~0u, tile_max[r], 1));
+        tile_max[r] = fmaxf(tile_max[r], __shfl_xor_sync(~0u, tile_max[r], 2));
+        if (outgrows(r)) {
+          scale[r] = exp2((max_logit[r] - tile_max[r]) * scale_log2);
+          max_logit[r] = tile_max[r];
+          sum[r] *= scale[r];
+        }
       }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
       const float offset = max_logit[r] == kNegInf ? 0.0f : max_logit[r] * scale_log2;
       float sum_of[2] = {sum[r], 0.0f};
 #pragma unroll
@@ -340,12 +353,10 @@ struct Consumer {
       }
       sum[r] = sum_of[0] + sum_of[1];
     }
+    return moves;
   }
 
   PLAIT_DEVICE void rescale(const float (&scale)[2]) {
-    if constexpr (!Traits::kUseSoftmax) return;
-    // Multiplying by 1 changes nothing: a warp skips it where no row moved.
-    if (!__any_sync(~0u, scale[0] != 1.0f || scale[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < kDimVo / 2; ++i) o[i] *= scale[i / 2 % 2];
   }
