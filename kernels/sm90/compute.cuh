@@ -85,10 +85,12 @@ struct Consumer {
       ptx::mbarrier_wait(&smem.q_full[u % kQStages], u / kQStages & 1);
       const Unit& unit = unit_of(u);
       const bool is_end = uniform(unit.item == nullptr);
-      // key_split 1: own rows, every tile. Else: the same rows, every key_split-th tile.
+      // key_split 1: own rows, every tile. Else: the same rows, every key_split-th tile; none for
+      // further warpgroups.
       const int step = uniform(unit.key_split);
-      const int first = step == 1 ? 0 : warpgroup, row_begin = step == 1 ? 64 * warpgroup : 0;
       const int num_tiles = uniform(unit.tiles.size());
+      const int first = step == 1 ? 0 : warpgroup < step ? warpgroup : num_tiles;
+      const int row_begin = step == 1 ? 64 * warpgroup : 0;
       const bool none = first >= num_tiles;
       const unsigned q_descriptor = uniform(
           k_major_descriptor(ptx::smem_address(smem.q[u % kQStages]) + row_begin * kPanelRowBytes));
@@ -99,8 +101,8 @@ struct Consumer {
             uniform(k_major_descriptor(ptx::smem_address(smem.k[slot.stage])));
         const unsigned v_descriptor =
             uniform(n_major_descriptor(ptx::smem_address(smem.v[previous.stage]), kTileKv));
-        // Behind an odd number of tiles, a warpgroup's next is three on: with two stages, its wait
-        // would take the phase before for its own, had not the other seen the tile between.
+        // A warpgroup's next tile may be more than num_stages on here: its wait would take the phase
+        // before for its own, had not another seen the tile between.
         if (splits_keys(kConfig) && is_first && previous_step > 1) {
           ptx::named_barrier(kJoinReady, 128 * kConfig.num_consumer_warpgroups);
         }
@@ -128,7 +130,7 @@ struct Consumer {
         const MaskBits bits = mask_bits(rows, unit.kv_pos_begin + tile * kTileKv, full || none);
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_registers(s);
-        if (!none) release(&smem.empty_k[slot.stage], step);
+        if (!none) release(&smem.empty_k[slot.stage], owners_of(step));
         logits(unit, rows, tile, none ? 0 : unit.kv_end, full, s);
         if (!full) hide(bits, s);
         float scale[2];
@@ -137,7 +139,7 @@ struct Consumer {
         order_after(sum[0] + sum[1]);
         ptx::wgmma_wait<0>();
         ptx::wgmma_fence_registers(o);
-        if (!previous_none) release(&smem.empty_v[previous.stage], previous_step);
+        if (!previous_none) release(&smem.empty_v[previous.stage], owners_of(previous_step));
         pack(s, p);
         if (is_first) {
           if (u > 0) {
@@ -233,8 +235,10 @@ struct Consumer {
     }
   }
 
-  // A stage expects every consumer warp; one that has a stage to itself arrives for the others
-  // (count: the unit's key split).
+  // A stage expects every consumer warp; one whose warpgroup has a stage to itself arrives for all.
+  static PLAIT_DEVICE int owners_of(int key_split) {
+    return key_split == 1 ? 1 : kConfig.num_consumer_warpgroups;
+  }
   PLAIT_DEVICE void release(ptx::Barrier* barrier, int count = 1) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier, count);
   }

@@ -27,7 +27,7 @@ enum NamedBarrier {
   kJoinWritten,
   kMergeBarrier,
   kOrderBarrier,                     // + warpgroup
-  kTurnBarrier = kOrderBarrier + 2,  // + warpgroup
+  kTurnBarrier = kOrderBarrier + 3,  // + warpgroup
 };
 
 // One unit of work: an item and one of its kv heads, copied out of the plan so that nobody else has

@@ -7,19 +7,20 @@
 
 namespace plait::sm90 {
 
-// Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. Both call it. The output goes
-// through the other 64 rows of Q's buffer `q`, as much at a time as they hold.
+// Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. All warpgroups call it. The output
+// goes through the second 64 rows of Q's buffer `q`, as much at a time as they hold.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q,
                                   SoftmaxState (&state)[2]) {
   constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
   constexpr int kCount = padded_dim(kConfig.head_dim_vo) / 2;
   constexpr int kPart = 16 * panels_of(kConfig.head_dim_qk), kParts = (kCount + kPart - 1) / kPart;
-  static_assert(Smem<kConfig>::kTileQ == 128);
-  const bool gives = threadIdx.x >= 128;
+  constexpr int kTileQ = Smem<kConfig>::kTileQ;
+  static_assert(kTileQ >= 128);
+  const bool gives = threadIdx.x / 128 == 1, takes = threadIdx.x < 128;
   // Element i of all threads lie side by side, 16 elements in the free half of each panel.
   const auto exchange = [&](int i) {
-    unsigned char* panel = q + (i / 16 * 128 + 64) * kPanelRowBytes;
+    unsigned char* panel = q + (i / 16 * kTileQ + 64) * kPanelRowBytes;
     return reinterpret_cast<float*>(panel) + i % 16 * 128 + threadIdx.x % 128;
   };
   OutputScales scales[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
@@ -33,7 +34,7 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
       }
     }
     ptx::named_barrier(kJoinWritten, kThreads);
-    if (gives) continue;
+    if (!takes) continue;
     if (part == 0 && VariantTraits<Variant>::kUseSoftmax) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
