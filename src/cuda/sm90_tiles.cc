@@ -55,12 +55,10 @@ int fragment_registers(const KernelConfig& c) {
 KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
   c.tile_kv = tile.tile_kv;
   c.num_stages = tile.num_stages;
-  if (tile.tile_q > 128) {  // a third consumer warpgroup; nobody splits keys by three
+  if (tile.tile_q > 128) {  // a third consumer warpgroup
     c.num_consumer_warpgroups = 3;
     c.consumer_registers = (kRegistersOfWarpgroups - c.producer_registers) / 3 / 8 * 8;
-    c.num_shapes = 1;
     c.shapes[0].tile_q = tile.tile_q;
-    c.shapes[1] = {};
   }
   const auto fits = [&] {
     if (is_fp8(c.dtype_kv)) {

@@ -60,6 +60,12 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
           kernels.push_back(assemble_attention(config, variant));
         }
       }
+      for (const int head_dim : {64, 128}) {
+        if (max_rows < 128) break;
+        const KernelConfig config =
+            cuda::sm90_config(Dtype::kBfloat16, head_dim, head_dim, loader, max_rows);
+        kernels.push_back(assemble_attention(cuda::with_third_warpgroup(config), full()));
+      }
       kernels.push_back(assemble_attention(
           cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows, Dtype::kE4m3), full()));
       for (const auto& [head_dim_qk, head_dim_vo] : {std::pair{64, 64}, {192, 128}, {256, 256}}) {

@@ -174,7 +174,7 @@ TEST(Sm90Emulated, TilesOf176KeysAndOneBufferOfQ) {
       make_case<Bfloat16>(shape_of(kOneBuffer, 16), {1, -1, 0}, {1, 90}, {365, 177}, 0, 53);
   run_sm90<with_loader(kOneBuffer, Loader::kPaged)>(pages, 2);
 }
-constexpr KernelConfig kThree = config_of(128, 128, 80, 3, 3);
+constexpr KernelConfig kThree = with_split(config_of(128, 128, 80, 3, 3));
 TEST(Sm90Emulated, TilesOf192Rows) {
   const auto pages =
       make_case<Bfloat16>(shape_of(kThree, 16), {1, -1, 0}, {1, 110, 50}, {365, 177, 50}, 0, 54);
@@ -182,6 +182,10 @@ TEST(Sm90Emulated, TilesOf192Rows) {
   const auto affine =
       make_case<Bfloat16>(shape_of(kThree, 0), {1, -1, 0}, {100, 3}, {160, 900}, 0, 55);
   EXPECT_GT(run_sm90<kThree>(affine, 4), 0);
+  const auto longer = make_case<Bfloat16>(shape_of(kThree, 3), {1, -1, 0}, {21, 70, 15, 64, 20, 7},
+                                          {600, 430, 401, 200, 81, 320}, 0, 56);
+  for (const int num_ctas : {1, 2})
+    run_sm90<with_loader(kThree, Loader::kGather)>(longer, num_ctas);
 }
 TEST(Sm90Emulated, TilesOf144Keys) {
   const auto affine =
@@ -212,6 +216,7 @@ TEST(Sm90Emulated, HeadDims) {
   constexpr Dtype kHalf = Dtype::kFloat16;
   check_dims<config_of(8, 8, 64, 2, 1, kHalf)>(0, 8);
   check_dims<with_loader(config_of(40, 24, 64, 3, 1, kHalf), Loader::kGather)>(3, 9);
+  check_dims<with_split(with_loader(config_of(64, 56, 112, 4, 3, kHalf), Loader::kPaged))>(64, 13);
   check_dims<with_split(with_loader(config_of(72, 200, 32, 2, 2, kHalf), Loader::kPaged))>(16, 10);
   check_dims<with_split(with_loader(config_of(192, 128, 96, 2, 2, kHalf), Loader::kPaged))>(64, 11);
   check_dims<with_split(with_loader(config_of(256, 256, 48, 2, 2, kHalf), Loader::kGather))>(5, 12);
