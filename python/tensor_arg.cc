@@ -129,12 +129,13 @@ bool TensorArg::from_array_struct(nb::handle object, const char* name, bool writ
       static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (array->two != 2) return false;
   int code = dlpack_code(array->kind);
-  if ((array->kind == 'V' || array->kind == 'f') && array->itemsize <= 2) {  // ml_dtypes
+  const bool is_byte = array->kind == 'f' && array->itemsize == 1;
+  if ((array->kind == 'V' && array->itemsize <= 2) || is_byte) {  // ml_dtypes
     const auto name = nb::cast<std::string>(nb::str(nb::object(object.attr("dtype"))));
     if (name == "bfloat16") code = 4;
     if (name == "float8_e4m3fn") code = 10;
     if (name == "float8_e5m2") code = 12;
-    if (array->itemsize == 1 && code == 2) code = -1;  // another float of 8 bits
+    if (is_byte && code == 2) code = -1;  // another float of 8 bits
   }
   if (code < 0) {
     const nb::object dtype = object.attr("dtype");

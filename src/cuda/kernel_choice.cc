@@ -45,17 +45,27 @@ bool fits(const KernelConfig& c) {
 }
 
 // Keys of a tile of fp8, beside two stages of tiles: as many as leave the landing ring what keeps
-// enough bytes under way.
+// enough bytes under way. Where none does, Q has one buffer, or the CTA a multiprocessor to itself.
 KernelConfig with_fp8(KernelConfig config, Dtype dtype_kv) {
   constexpr int kWantedStages = 3;
   config.dtype_kv = dtype_kv;
   config.num_stages = 2;
-  for (int keys = 64; keys >= 32; keys -= 16) {
-    config.tile_kv = keys;
-    config = with_landing_ring(config);
-    if (config.num_landing_stages >= kWantedStages) break;
+  for (;;) {
+    for (int keys = 64; keys >= 32; keys -= 16) {
+      config.tile_kv = keys;
+      config = with_landing_ring(config);
+      if (config.num_landing_stages >= kWantedStages) break;
+    }
+    if (config.num_landing_stages > 0) return config;
+    if (config.ctas_per_sm == 1 && config.num_q_stages == 1) fail("sm90: no tile of fp8 fits");
+    if (config.ctas_per_sm > 1) {
+      config.ctas_per_sm = 1;
+      config.producer_registers = 96;
+      config.consumer_registers = 240;
+    } else {
+      config.num_q_stages = 1;
+    }
   }
-  return config;
 }
 
 // Keys of a tile: as many as S and P beside O leave registers for, by the panels of 64 columns that

@@ -223,6 +223,46 @@ TEST(KernelChoice, Sm90FitsAMultiprocessorWithEveryHeadDim) {
   }
 }
 
+// Head dims that are no multiple of 16 have rows that no copy of 16 bytes ends with.
+TEST(KernelChoice, Fp8) {
+  AttentionConfig c = attention();
+  c.kv_dtype = Dtype::kE5m2;
+  EXPECT_EQ(template_of(choose_kernel(c, "75")), Template::kPlain);
+  EXPECT_EQ(template_of(choose_kernel(c, "80")), Template::kSm80);
+  EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kSm90);
+  for (const char* arch : {"75", "80", "90a"}) {
+    EXPECT_EQ(choose_kernel(c, arch).dtype_kv, Dtype::kE5m2);
+    EXPECT_EQ(choose_kernel(c, arch).dtype_q, Dtype::kBfloat16);
+  }
+  c.head_dim_vo = 40;
+  for (const char* arch : {"75", "80", "90a"}) {
+    EXPECT_EQ(template_of(choose_kernel(c, arch)), Template::kPlain);
+  }
+  for (const char* kernel : {"sm80", "sm90a"}) {
+    c.kernel = kernel;
+    try {
+      choose_kernel(c, "90a");
+      ADD_FAILURE() << kernel;
+    } catch (const ArgumentError& e) {
+      EXPECT_EQ(e.what(),
+                std::string("kernel '") + kernel +
+                    "' takes float8_e5m2 in head dims of multiples of 16, not 128 and 40; "
+                    "'auto' and 'plain' run it");
+    }
+  }
+  for (const int max_rows : {16, 32, 64, 65}) {
+    for (int qk = 16; qk <= 256; qk += 16) {
+      for (int vo = 16; vo <= 256; vo += 16) {
+        const KernelConfig config =
+            sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, max_rows, Dtype::kE4m3);
+        EXPECT_GE(config.num_landing_stages, 2) << qk << " " << vo;
+        EXPECT_LE(config.ctas_per_sm * (sm90_smem_bytes(config) + 1024), 228 * 1024)
+            << qk << " " << vo;
+      }
+    }
+  }
+}
+
 TEST(KernelChoice, ShapesFollowTheBounds) {
   AttentionConfig c = attention("sm80");
   EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 16);
