@@ -189,6 +189,11 @@ class Keys:
     total_pages: int
 
 
+def _unit(dtype):
+    """Elements of a stride that every kernel takes: 16 bytes."""
+    return 16 if dtype.startswith("float8") else 8
+
+
 def place_lists(format, lists_k, lists_v, num_kv_heads, d_qk, d_vo, dtype, device, rng,
                 fill=np.nan, wild=None, num_spare=3):
     """Puts levels of lists of keys into one cache. lists_k[level][i]: [keys, kv heads, d_qk].
@@ -208,7 +213,7 @@ def place_lists(format, lists_k, lists_v, num_kv_heads, d_qk, d_vo, dtype, devic
                 row += level[i]
             begins.append(begin)
         rows = row + (3 if format.table == "begin" else 0)
-        pads = ([(2, 1), (1, 0), (0, 8)] if format.strided else None)
+        pads = ([(2, 1), (1, 0), (0, _unit(dtype))] if format.strided else None)
         order = (1, 0, 2) if format.strided else None
         buffers = [Buffer((rows, num_kv_heads, d), dtype, fill, order, pads) for d in (d_qk, d_vo)]
         for level, begin in enumerate(begins):
@@ -229,7 +234,7 @@ def place_lists(format, lists_k, lists_v, num_kv_heads, d_qk, d_vo, dtype, devic
     if wild == "page":
         wild = int(ids[-1])
     nhd = format.layout == "NHD"
-    pads = ([(1, 1), (0, 2), (1, 0), (0, 8)] if format.strided else None)
+    pads = ([(1, 1), (0, 2), (1, 0), (0, _unit(dtype))] if format.strided else None)
 
     def pages(d):
         inner = (size, num_kv_heads) if nhd else (num_kv_heads, size)

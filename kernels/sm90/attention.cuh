@@ -21,6 +21,10 @@ PLAIT_DEVICE void check_config() {
                      kConfig.head_dim_vo % 16 == 0 && kConfig.num_landing_stages >= 2),
                 "K and V have q's dtype, or are fp8 in rows of whole 16 bytes");
   static_assert(kConfig.num_stages >= 2, "K runs one tile ahead of V");
+  // Else the tile before in a stage is the other warpgroup's, and a wait for the next by parity may
+  // take the one before that for it.
+  static_assert(!splits_keys(kConfig) || kConfig.num_stages % 2 == 0,
+                "with split keys every stage is one warpgroup's");
   static_assert(kConfig.num_q_stages >= (splits_keys(kConfig) ? 2 : 1),
                 "the join uses Q's buffer while the next unit's Q is read");
   // A CTA starts with the same number everywhere; increase_registers waits for ever for more than

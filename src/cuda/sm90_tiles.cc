@@ -60,6 +60,10 @@ KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
     c.consumer_registers = (kRegistersOfWarpgroups - c.producer_registers) / 3 / 8 * 8;
     c.shapes[0].tile_q = tile.tile_q;
   }
+  if (c.num_stages % 2 != 0) {  // check_config of sm90/attention.cuh
+    c.num_shapes = 1;
+    c.shapes[1] = {};
+  }
   const auto fits = [&] {
     if (is_fp8(c.dtype_kv)) {
       c = with_landing_ring(c);

@@ -174,7 +174,7 @@ TEST(Sm90Emulated, TilesOf176KeysAndOneBufferOfQ) {
       make_case<Bfloat16>(shape_of(kOneBuffer, 16), {1, -1, 0}, {1, 90}, {365, 177}, 0, 53);
   run_sm90<with_loader(kOneBuffer, Loader::kPaged)>(pages, 2);
 }
-constexpr KernelConfig kThree = with_split(config_of(128, 128, 80, 3, 3));
+constexpr KernelConfig kThree = with_split(config_of(128, 128, 80, 2, 3));
 TEST(Sm90Emulated, TilesOf192Rows) {
   const auto pages =
       make_case<Bfloat16>(shape_of(kThree, 16), {1, -1, 0}, {1, 110, 50}, {365, 177, 50}, 0, 54);
@@ -186,6 +186,14 @@ TEST(Sm90Emulated, TilesOf192Rows) {
                                           {600, 430, 401, 200, 81, 320}, 0, 56);
   for (const int num_ctas : {1, 2})
     run_sm90<with_loader(kThree, Loader::kGather)>(longer, num_ctas);
+}
+// Units without keys, whose rows are empty, before and behind one of many tiles.
+TEST(Sm90Emulated, UnitsWithoutKeysInARow) {
+  Shape shape = shape_of(kThree, 16);
+  shape.group_size = 5;
+  const auto c = make_case<Bfloat16>(shape, {1, -1, 0}, {5, 5, 5, 5, 5, 5, 5, 5},
+                                     {0, 0, 0, 5, 0, 900, 0, 0}, 0, 57);
+  for (const int num_ctas : {1, 7}) run_sm90<with_loader(kThree, Loader::kPaged)>(c, num_ctas);
 }
 TEST(Sm90Emulated, TilesOf144Keys) {
   const auto affine =

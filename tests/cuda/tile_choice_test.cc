@@ -341,13 +341,19 @@ TEST(KernelChoice, Sm90TilesByName) {
 TEST(KernelChoice, Sm90ThirdWarpgroup) {
   const auto chosen = [](auto&& change) {
     AttentionConfig config = attention("auto");
-    config.bounds.max_q_len = config.bounds.query_tokens = 4096;
+    config.bounds.max_q_len = config.bounds.query_tokens = 2048;
+    config.variant = causal();
     change(config);
     return to_string(tile_of(choose_kernel(config, "90a")));
   };
-  EXPECT_EQ(chosen([](AttentionConfig&) {}), "192x80x3");
-  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = causal(); }), "192x80x3");
-  EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = c.head_dim_vo = 64; }), "192x112x4");
+  EXPECT_EQ(chosen([](AttentionConfig&) {}), "192x80x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = full(); }), "128x128x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) {
+              c.variant = full();
+              c.head_dim_qk = c.head_dim_vo = 64;
+            }),
+            "192x112x4");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.bounds.requests = 1; }), "128x128x2");  // few tiles
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = soft_cap(30.0f); }), "128x128x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = 192; }), "128x96x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.num_qo_heads = 128 * c.num_kv_heads; }), "128x128x2");
