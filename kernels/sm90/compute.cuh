@@ -101,8 +101,8 @@ struct Consumer {
             uniform(k_major_descriptor(ptx::smem_address(smem.k[slot.stage])));
         const unsigned v_descriptor =
             uniform(n_major_descriptor(ptx::smem_address(smem.v[previous.stage]), kTileKv));
-        // A warpgroup's next tile may be more than num_stages on here: its wait would take the phase
-        // before for its own, had not another seen the tile between.
+        // A warpgroup's next tile may be more than num_stages on here: its wait would take the
+        // phase before for its own, had not another seen the tile between.
         if (splits_keys(kConfig) && is_first && previous_step > 1) {
           ptx::named_barrier(kJoinReady, 128 * kConfig.num_consumer_warpgroups);
         }

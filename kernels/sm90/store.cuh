@@ -7,8 +7,8 @@
 
 namespace plait::sm90 {
 
-// Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. All warpgroups call it. The output
-// goes through the second 64 rows of Q's buffer `q`, as much at a time as they hold.
+// Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. All warpgroups call it. The
+// output goes through the second 64 rows of Q's buffer `q`, as much at a time as they hold.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q,
                                   SoftmaxState (&state)[2]) {
