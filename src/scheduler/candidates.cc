@@ -12,8 +12,8 @@ namespace plait::scheduler {
 namespace {
 
 // Longest first deals items; beyond this many a CTA, heads are dealt together. 32 leave an
-// imbalance of 3 per cent at most (16, of equal items: 5), and the work of dealing stays independent
-// of the heads.
+// imbalance of 3 per cent at most (16, of equal items: 5), and the work of dealing stays
+// independent of the heads.
 constexpr i64 kItemsPerCta = 32;
 
 WorkItem make_item(const RowTile& tile, int kv_head_begin, int num_heads, int key_begin,
