@@ -8,12 +8,15 @@
 #include <ucontext.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #define PLAIT_DEVICE inline
@@ -27,9 +30,11 @@ struct Dim3 {
 
 // A wrong kernel may be right in one order of events. `last_first`: of the threads that may go on,
 // the one that has waited least does. `early_copies`: cp.async writes at once, else only when it is
-// waited for.
+// waited for. `late_boxes`: boxes of TMA land some time after they were issued, in an order drawn
+// from this seed; 0: at once.
 struct Mode {
   bool last_first = false, early_copies = false;
+  unsigned late_boxes = 0;
 };
 inline Mode mode;
 
@@ -40,7 +45,8 @@ alignas(1024) inline unsigned char dynamic_smem[kSmemBytes];
 // The threads of one CTA.
 class Cta {
  public:
-  explicit Cta(int num_threads) : fibers_(num_threads), warps_((num_threads + 31) / 32) {
+  explicit Cta(int num_threads)
+      : fibers_(num_threads), warps_((num_threads + 31) / 32), random_(mode.late_boxes) {
     all_.size = num_threads;
   }
   void run(const std::function<void()>& thread);
@@ -62,7 +68,7 @@ class Cta {
   // Lets other threads run until `done()`; throws when that never comes.
   template <class F>
   void wait_until(F&& done) {
-    for (int turns = 0; !done(); ++turns) {
+    for (int turns = 0; land_boxes(), !done(); ++turns) {
       if (turns > 100000) throw std::logic_error("a thread waits for ever");
       mode.last_first ? runnable_.push_front(running) : runnable_.push_back(running);
       swapcontext(&fibers_[running].context, &scheduler_);
@@ -98,6 +104,13 @@ class Cta {
     return slots[0];
   }
 
+  // What a box of TMA writes; most land soon, a few late.
+  void land_later(std::function<void()> box) {
+    if (mode.late_boxes == 0) return box();
+    const std::uint64_t delay = random_() % 2000 + (random_() % 12 == 0 ? random_() % 40000 : 0);
+    boxes_.push_back({now_ + delay, std::move(box)});
+  }
+
   static constexpr int kSlotBytes = 32;
 
   // cp.async of the running thread.
@@ -124,6 +137,23 @@ class Cta {
   int running = 0;
 
  private:
+  struct Box {
+    std::uint64_t due;
+    std::function<void()> land;
+  };
+  void land_boxes() {  // time is counted in looks of waiting threads
+    ++now_;
+    for (std::size_t i = 0; i < boxes_.size();) {
+      if (boxes_[i].due > now_) {
+        ++i;
+        continue;
+      }
+      const Box box = std::move(boxes_[i]);
+      boxes_.erase(boxes_.begin() + static_cast<std::ptrdiff_t>(i));
+      box.land();
+    }
+  }
+
   struct Copy {
     unsigned char* to;
     const unsigned char* from;
@@ -160,6 +190,9 @@ class Cta {
   };
   NamedBarrier named_[16];
   int finished_ = 0;
+  std::mt19937 random_;
+  std::uint64_t now_ = 0;
+  std::vector<Box> boxes_;  // under way
   Barrier all_;
   std::deque<int> runnable_;
   ucontext_t scheduler_;
@@ -201,6 +234,7 @@ inline void Cta::run(const std::function<void()>& thread) {
   if (finished_ != static_cast<int>(fibers_.size())) {
     throw std::logic_error("threads of a CTA were left waiting at a barrier");
   }
+  if (!boxes_.empty()) throw std::logic_error("a CTA ended before its copies had landed");
 }
 
 // Launches `kernel` on CTAs in the order of `ctas`. Throws if threads were left waiting.

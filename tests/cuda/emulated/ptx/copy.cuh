@@ -17,7 +17,7 @@ struct MappedTensor {
 // The 128-byte swizzle: address bits 4-6 are xored with bits 7-9.
 inline unsigned swizzled(unsigned address) { return address ^ ((address >> 7 & 7) << 4); }
 
-inline void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, int y, int z, int w) {
+inline void land_box(void* smem, const void* map, Barrier* barrier, int x, int y, int z, int w) {
   const MappedTensor* tensor;
   std::memcpy(&tensor, map, sizeof tensor);
   const cuda::KvMapShape& shape = tensor->shape;
@@ -46,6 +46,10 @@ inline void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, in
   }
   mbarrier_complete_tx(barrier,
                        static_cast<int>(shape.box[0] * shape.box[1]) * shape.element_bytes);
+}
+
+inline void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, int y, int z, int w) {
+  emulate::cta->land_later([=] { land_box(smem, map, barrier, x, y, z, w); });
 }
 
 inline void fence_proxy_async() {}

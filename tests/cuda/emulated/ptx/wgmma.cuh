@@ -36,6 +36,7 @@ void wgmma_wait() {
     queue.pending.pop_front();
     run();
   }
+  __syncwarp();  // what one lane says after it holds for all
 }
 template <int kCount>
 void wgmma_fence_registers(float (&)[kCount]) {}
