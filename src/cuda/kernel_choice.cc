@@ -159,7 +159,26 @@ KernelConfig with_row_transforms(KernelConfig sm90) {
   return sm90;
 }
 
+KernelConfig with_third_warpgroup(KernelConfig sm90) {
+  // One H200, 4 x 4096 causal, microseconds: d 128 992.8 (128 rows x 128 keys: 1021.3), d 64 666.9
+  // (128 x 128: 720.8, 128 x 176: 702.0). Three softmaxes hide behind each other's products better
+  // than two, and K and V are read for more rows.
+  const int panels = std::max(sm90::panels_of(sm90.head_dim_qk), sm90::panels_of(sm90.head_dim_vo));
+  if (panels > 2) return sm90;
+  for (int stages = 4; stages >= 2; stages -= 2) {  // even, for split keys
+    const KernelConfig wide = with_tile(sm90, {192, panels == 1 ? 112 : 80, stages});
+    if (wide.ctas_per_sm > 0 && wide.num_q_stages == sm90.num_q_stages) return wide;
+  }
+  return sm90;
+}
+
 namespace {
+
+bool has_functors(const Variant& variant) {
+  return variant.custom_mask() ||
+         std::any_of(variant.parts.begin(), variant.parts.end(),
+                     [](const VariantPart& part) { return !jit::functors_of(part).empty(); });
+}
 
 bool transforms_rows(const Variant& variant) {
   for (const VariantPart& part : variant.parts) {
@@ -179,6 +198,25 @@ long long max_rows(const AttentionConfig& config) {
   const Bounds& b = config.bounds;
   const long long group_size = config.num_qo_heads / config.num_kv_heads;
   return group_size * (config.kv.num_levels == 1 ? b.longest_q() : b.query_tokens);
+}
+
+// Whether bounds and visibility are such that tiles of 192 rows are the faster ones. One H200, d
+// 128, microseconds of 192 and 128 rows: 4 x 4096 causal 968, 1021 (window of 1024 525, 551), 16384
+// causal 3440, 3644, a chunk of 2048 with 63 decodes 419, 469; but 8 x 512 queries over 8192 keys,
+// five tiles a multiprocessor, 993, 940, and without a mask 4 x 4096 2028, 1892 (d 64: 1248, 1366).
+bool wants_third_warpgroup(const AttentionConfig& config) {
+  constexpr long long kMultiprocessors = 132, kFewTiles = 8;
+  const Bounds& b = config.bounds;
+  const long long group_size = config.num_qo_heads / config.num_kv_heads;
+  const long long rows = b.query_tokens * group_size;
+  const bool as_full = 2 * rows_per_tile(192, static_cast<int>(group_size)) >=
+                       3 * rows_per_tile(128, static_cast<int>(group_size));
+  const bool decodes_too = rows <= 192LL * std::max(b.requests, 1);
+  const bool many_tiles = rows * config.num_kv_heads >= kFewTiles * kMultiprocessors * 192;
+  const Visibility& visible = config.variant.visible;
+  const bool masked = visible.causal != 0 || visible.window_left >= 0;
+  return max_rows(config) > 128 && as_full && (many_tiles || decodes_too) &&
+         (masked || std::max(config.head_dim_qk, config.head_dim_vo) <= 64);
 }
 
 TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loader loader) {
@@ -262,7 +300,11 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
                                               loader, rows, config.dtype_kv());
       return transforms_rows(config.variant) ? with_row_transforms(kernel) : kernel;
     };
-    if (config.kernel == "sm90a" || any) return of_rows(max_rows(config));
+    if (config.kernel == "sm90a" || any) {
+      const KernelConfig kernel = of_rows(max_rows(config));
+      const bool wide = !fp8 && !has_functors(config.variant) && wants_third_warpgroup(config);
+      return wide ? with_third_warpgroup(kernel) : kernel;
+    }
     const Sm90Tile tile = parse_sm90_tile(config.kernel.substr(5));
     const KernelConfig kernel = with_tile(of_rows(tile.tile_q), tile);
     check_sm90_tile(config, kernel);

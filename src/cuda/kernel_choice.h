@@ -26,6 +26,10 @@ KernelConfig with_landing_ring(KernelConfig sm90);
 // The same with more registers for the producer, which row transforms run in.
 KernelConfig with_row_transforms(KernelConfig sm90);
 
+// The same with a third consumer warpgroup, where head dims and shared memory allow: 192 rows a
+// tile. For variants without functors, which would spill.
+KernelConfig with_third_warpgroup(KernelConfig sm90);
+
 // The kernel of an Attention on a GPU of architecture `arch`. Throws ArgumentError where
 // config.kernel asks for one that cannot run it.
 KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arch);

@@ -52,21 +52,27 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
   kernels.push_back(assemble_utility("pack_mask", std::nullopt, "PackMaskCall", kUtilityThreads));
   kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", kUtilityThreads));
   if (arch != "90a") return kernels;
+  // Rows of decode, and what prefill of many rows gets.
+  const auto sm90 = [](Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader, int max_rows) {
+    const KernelConfig config =
+        cuda::sm90_config(dtype, head_dim_qk, head_dim_vo, loader, max_rows);
+    return max_rows > 128 ? cuda::with_third_warpgroup(config) : config;
+  };
   for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
-    for (const int max_rows : {16, 128}) {
-      const auto add = [&](Dtype dtype, int head_dim_qk, int head_dim_vo, const Variant& variant,
-                           std::optional<Dtype> dtype_kv = {}) {
+    for (const int max_rows : {16, 4096}) {
+      for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
+        kernels.push_back(assemble_attention(sm90(dtype, 128, 128, loader, max_rows), full()));
+      }
+      for (const auto& [head_dim_qk, head_dim_vo] : {std::pair{64, 64}, {192, 128}, {256, 256}}) {
         kernels.push_back(assemble_attention(
-            cuda::sm90_config(dtype, head_dim_qk, head_dim_vo, loader, max_rows, dtype_kv),
-            variant));
-      };
-      add(Dtype::kBfloat16, 128, 128, full());
-      add(Dtype::kFloat16, 128, 128, full());
-      add(Dtype::kBfloat16, 128, 128, soft_cap(30.0f));
-      add(Dtype::kBfloat16, 128, 128, full(), Dtype::kE4m3);
-      add(Dtype::kBfloat16, 64, 64, full());
-      add(Dtype::kBfloat16, 192, 128, full());
-      add(Dtype::kBfloat16, 256, 256, full());
+            sm90(Dtype::kBfloat16, head_dim_qk, head_dim_vo, loader, max_rows), full()));
+      }
+    }
+    for (const int max_rows : {16, 128}) {
+      const KernelConfig config = cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows);
+      kernels.push_back(assemble_attention(config, soft_cap(30.0f)));
+      kernels.push_back(assemble_attention(
+          cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows, Dtype::kE4m3), full()));
     }
   }
   return kernels;

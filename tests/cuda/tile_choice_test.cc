@@ -337,17 +337,40 @@ TEST(KernelChoice, Sm90TilesByName) {
   EXPECT_GE(choose_kernel(rope_too, "90a").producer_registers, 88);
 }
 
+// Three warpgroups for many rows that fill them, where no functor needs the registers.
+TEST(KernelChoice, Sm90ThirdWarpgroup) {
+  const auto chosen = [](auto&& change) {
+    AttentionConfig config = attention("auto");
+    config.bounds.max_q_len = config.bounds.query_tokens = 2048;
+    config.variant = causal();
+    change(config);
+    return to_string(tile_of(choose_kernel(config, "90a")));
+  };
+  EXPECT_EQ(chosen([](AttentionConfig&) {}), "192x80x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = full(); }), "128x128x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) {
+              c.variant = full();
+              c.head_dim_qk = c.head_dim_vo = 64;
+            }),
+            "192x112x4");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.bounds.requests = 1; }), "128x128x2");  // few tiles
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = soft_cap(30.0f); }), "128x128x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = 192; }), "128x96x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.num_qo_heads = 128 * c.num_kv_heads; }), "128x128x2");
+}
+
 // Every tile of the table fits, with the registers that a CTA is given; what is chosen is in it.
 TEST(KernelChoice, Sm90TilesFit) {
   for (const auto& [qk, vo] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}, {8, 40}}) {
     for (const int tile_q : {16, 32, 64, 128, 192}) {
-      const KernelConfig chosen = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, tile_q);
+      KernelConfig chosen = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, tile_q);
       const std::vector<KernelConfig> tiles = sm90_tiles(chosen, tile_q);
+      if (tile_q > 128) chosen = with_third_warpgroup(chosen);
       const bool listed = std::any_of(tiles.begin(), tiles.end(), [&](const KernelConfig& c) {
         return to_string(tile_of(c)) == to_string(tile_of(chosen)) &&
                c.ctas_per_sm == chosen.ctas_per_sm;
       });
-      EXPECT_TRUE(listed || tile_q > 128) << qk << " " << vo;
+      EXPECT_EQ(listed, tile_q <= 128 || std::max(qk, vo) <= 128) << qk << " " << vo;
       for (const KernelConfig& c : tiles) {
         EXPECT_LE(c.ctas_per_sm * (sm90_smem_bytes(c) + 1024), 228 * 1024);
         const int warpgroups = c.num_consumer_warpgroups + 1;
