@@ -7,6 +7,7 @@
 #include <math.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -31,10 +32,11 @@ struct Dim3 {
 // A wrong kernel may be right in one order of events. `last_first`: of the threads that may go on,
 // the one that has waited least does. `early_copies`: cp.async writes at once, else only when it is
 // waited for. `late_boxes`: boxes of TMA land some time after they were issued, in an order drawn
-// from this seed; 0: at once.
+// from this seed; 0: at once. `naps`: a warp that meets others (at a barrier, a copy, a product)
+// falls asleep now and then, drawn from this seed; 0: never.
 struct Mode {
   bool last_first = false, early_copies = false;
-  unsigned late_boxes = 0;
+  unsigned late_boxes = 0, naps = 0;
 };
 inline Mode mode;
 
@@ -46,7 +48,10 @@ alignas(1024) inline unsigned char dynamic_smem[kSmemBytes];
 class Cta {
  public:
   explicit Cta(int num_threads)
-      : fibers_(num_threads), warps_((num_threads + 31) / 32), random_(mode.late_boxes) {
+      : fibers_(num_threads),
+        warps_((num_threads + 31) / 32),
+        random_(mode.late_boxes + 1000 * mode.naps),
+        asleep_until_(warps_.size(), 0) {
     all_.size = num_threads;
   }
   void run(const std::function<void()>& thread);
@@ -69,15 +74,30 @@ class Cta {
   template <class F>
   void wait_until(F&& done) {
     for (int turns = 0; land_boxes(), !done(); ++turns) {
-      if (turns > 100000) throw std::logic_error("a thread waits for ever");
+      const int most = mode.naps == 0 ? 100000 : 1000000;
+      if (turns > most) throw std::logic_error("a thread waits for ever");
       mode.last_first ? runnable_.push_front(running) : runnable_.push_back(running);
       swapcontext(&fibers_[running].context, &scheduler_);
     }
   }
-  void sync_threads() { wait(all_); }
+  void sync_threads() {
+    nap();
+    wait(all_);
+  }
+
+  // Where the running warp may be late; its first lane decides. Most naps are short, a few outlast
+  // whole units of work.
+  void nap() {
+    if (mode.naps == 0 || running % 32 != 0 || random_() % 8 != 0) return;
+    asleep_until_[running / 32] =
+        now_ + random_() % 2000 + (random_() % 16 == 0 ? random_() % 30000 : 0);
+    runnable_.push_back(running);
+    swapcontext(&fibers_[running].context, &scheduler_);
+  }
 
   // PTX's named barriers, at which threads may also arrive without waiting.
   void arrive_named(int id, int num_threads) {
+    nap();
     NamedBarrier& barrier = named_[id];
     if (++barrier.arrived < num_threads) return;
     barrier.arrived = 0;
@@ -87,6 +107,7 @@ class Cta {
     const unsigned generation = named_[id].generation;
     arrive_named(id, num_threads);
     wait_until([&] { return named_[id].generation != generation; });
+    nap();
   }
   // Among the lanes of `mask` that the CTA has.
   void sync_warp(unsigned mask) { wait(group(mask).barrier); }
@@ -123,11 +144,13 @@ class Cta {
     }
   }
   void commit_copies() {
+    nap();
     Fiber& fiber = fibers_[running];
     fiber.groups.push_back(std::move(fiber.open_group));
     fiber.open_group.clear();
   }
   void wait_copies(std::size_t pending) {
+    nap();
     auto& groups = fibers_[running].groups;
     for (; groups.size() > pending; groups.pop_front()) {
       for (const Copy& copy : groups.front()) copy.finish();
@@ -151,6 +174,23 @@ class Cta {
       const Box box = std::move(boxes_[i]);
       boxes_.erase(boxes_.begin() + static_cast<std::ptrdiff_t>(i));
       box.land();
+    }
+  }
+
+  // Takes the thread that goes on: the first, or the last, of those whose warps are awake.
+  int next_thread() {
+    for (;;) {
+      std::uint64_t first_awake = ~0ull;
+      for (std::size_t i = 0; i < runnable_.size(); ++i) {
+        const std::size_t at = mode.last_first ? runnable_.size() - 1 - i : i;
+        const int thread = runnable_[at];
+        if (asleep_until_[thread / 32] <= now_) {
+          runnable_.erase(runnable_.begin() + static_cast<std::ptrdiff_t>(at));
+          return thread;
+        }
+        first_awake = std::min(first_awake, asleep_until_[thread / 32]);
+      }
+      now_ = first_awake;  // all sleep
     }
   }
 
@@ -192,7 +232,8 @@ class Cta {
   int finished_ = 0;
   std::mt19937 random_;
   std::uint64_t now_ = 0;
-  std::vector<Box> boxes_;  // under way
+  std::vector<Box> boxes_;                   // under way
+  std::vector<std::uint64_t> asleep_until_;  // by warp
   Barrier all_;
   std::deque<int> runnable_;
   ucontext_t scheduler_;
@@ -222,13 +263,7 @@ inline void Cta::run(const std::function<void()>& thread) {
     runnable_.push_back(i);
   }
   while (!runnable_.empty()) {
-    if (mode.last_first) {
-      running = runnable_.back();
-      runnable_.pop_back();
-    } else {
-      running = runnable_.front();
-      runnable_.pop_front();
-    }
+    running = next_thread();
     swapcontext(&scheduler_, &fibers_[running].context);
   }
   if (finished_ != static_cast<int>(fibers_.size())) {

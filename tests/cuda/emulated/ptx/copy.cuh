@@ -49,6 +49,7 @@ inline void land_box(void* smem, const void* map, Barrier* barrier, int x, int y
 }
 
 inline void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, int y, int z, int w) {
+  emulate::cta->nap();
   emulate::cta->land_later([=] { land_box(smem, map, barrier, x, y, z, w); });
 }
 

@@ -1,4 +1,4 @@
-// kernels/ptx/mbarrier.cuh for emulate.h.h). A thread that waits
+// kernels/ptx/mbarrier.cuh for emulate.h. A thread that waits
 // lets others run; an arrival too many ends the process.
 #pragma once
 #include "ptx/cp_async.cuh"
@@ -33,9 +33,11 @@ inline void mbarrier_init(Barrier* barrier, int count) {
 }
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(Barrier* barrier, int count = 1) {
+  emulate::cta->nap();
   update(barrier, [&](BarrierState& s) { s.pending = static_cast<short>(s.pending - count); });
 }
 inline void mbarrier_arrive_expect_tx(Barrier* barrier, int bytes) {
+  emulate::cta->nap();
   update(barrier, [&](BarrierState& s) {
     s.tx += bytes;
     --s.pending;
@@ -48,6 +50,7 @@ inline void mbarrier_wait(Barrier* barrier, unsigned parity) {
   emulate::cta->wait_until([&] {
     return (static_cast<unsigned>(__builtin_bit_cast(BarrierState, *barrier).phase) & 1) != parity;
   });
+  emulate::cta->nap();
 }
 inline void cp_async_mbarrier_arrive(Barrier* barrier) {
   cp_async_wait_all();  // when it arrives, they have landed

@@ -27,7 +27,10 @@ inline WgmmaQueue& wgmma_queue() {
 }
 
 inline void wgmma_fence() {}
-inline void wgmma_commit() { ++wgmma_queue().group; }
+inline void wgmma_commit() {
+  ++wgmma_queue().group;
+  emulate::cta->nap();
+}
 template <int kPending>
 void wgmma_wait() {
   WgmmaQueue& queue = wgmma_queue();
@@ -37,6 +40,7 @@ void wgmma_wait() {
     run();
   }
   __syncwarp();  // what one lane says after it holds for all
+  emulate::cta->nap();
 }
 template <int kCount>
 void wgmma_fence_registers(float (&)[kCount]) {}
