@@ -17,3 +17,9 @@ def device(request):
 @pytest.fixture(scope="session")
 def kernel():
     return "auto"
+
+
+@pytest.fixture(scope="session")
+def every_kernel(kernel):
+    """For the few tests that each kernel of a GPU must pass on its own."""
+    return kernel

@@ -1,4 +1,4 @@
-"""The fixed number streams and recipes of the public-report cases (test_reports.py)."""
+"""The fixed number streams and recipes of the public-report cases (test_reports_*.py)."""
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 """K and V in float8: every code against torch, its dtypes taken, copies of numbers, refusals by name.
 
-Values against the reference: matrix.py (fp8). Public reports: C15 in test_reports.py.
+Values against the reference: matrix.py (fp8). Public reports: C15 in
+test_reports_sizes.py.
 """
 
 import numpy as np

@@ -39,3 +39,10 @@ def device(request):
 def kernel(request):
     """auto: sm90a where it takes the shape, else sm80, of float32 plain."""
     return request.param
+
+
+@pytest.fixture(scope="session", params=["auto", "plain", "sm80"])
+def every_kernel(request):
+    if request.param == "sm80" and torch.cuda.get_device_capability(0) < (8, 0):
+        pytest.skip("sm80 kernels need compute capability 8.0")
+    return request.param

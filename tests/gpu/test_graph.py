@@ -229,7 +229,7 @@ def test_c28_in_a_graph(kernel):
 def test_eager_means_the_reference(kernel):
     """So that equal bits are also right: the same kernels over the same format."""
     data = std(36, [(1, 900), (1, 5)], 16, 2, 128, BF16)
-    from test_reports import against_reference
+    from reports import against_reference
     out, lse, _ = attend(data, "cuda:0", kernel, format="csr_p16", dtype=BF16, q_lens=[1, 1],
                          decode_only=True)
     against_reference(out, lse, data, BF16, [1, 1], causal=True)

@@ -138,36 +138,6 @@ def test_c32_lengths_on_the_device_are_refused(kernel):
     attn.plan(**tables)
 
 
-def test_c17_large_cache(kernel):
-    """flashinfer-ai/flashinfer#3130: 8.6 GB each of K and V; offsets past 2^31 and 2^32
-    elements."""
-    pages, size, heads, d = 262146, 16, 8, 128
-    if torch.cuda.mem_get_info()[0] < 19 << 30:
-        pytest.skip("C17 needs 19 GB of device memory")
-    k = torch.zeros(pages, size, heads, d, dtype=torch.bfloat16, device="cuda")
-    v = torch.zeros_like(k)
-    for page, value in ((0, 1), (131071, 2), (131072, 3), (262145, 4), (1, -5)):
-        v[page] = value
-    q = torch.randn(4, heads, d, dtype=torch.bfloat16, device="cuda")
-    attn = plait.Attention(num_qo_heads=heads, num_kv_heads=heads, head_dim=d, dtype=BF16,
-                           kv=plait.PagedKv(size), device="cuda:0", kernel=kernel,
-                           bounds=plait.Bounds(requests=4, query_tokens=4, keys=64))
-    ids = np.array([0, 131071, 131072, 262145])
-    attn.plan(qo_indptr=np.arange(5), kv_len=np.full(4, 16), kv_page_indptr=np.arange(5),
-              kv_page_indices=ids)
-    out, _ = attn.run(q, (k, v))
-    for r in range(4):
-        assert (out[r] == r + 1).all(), f"request {r}: {out[r].flatten()[0]}"
-    attn.plan(qo_indptr=np.array([0, 1]), kv_len=np.array([64]), kv_page_indptr=np.array([0, 4]),
-              kv_page_indices=ids)
-    out, _ = attn.run(q[:1], (k, v))
-    assert (out == 2.5).all(), out.flatten()[0]
-    new = torch.ones(1, heads, d, dtype=torch.bfloat16, device="cuda")
-    plait.append_kv(new, new, (k, v), kv=plait.PagedKv(size),
-                    slot_mapping=np.array([262145 * size + 3]))
-    assert (v[262145, 3] == 1).all() and (v[1] == -5).all() and (v[262145, 4] == 4).all()
-
-
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="C31 needs two GPUs")
 
 
