@@ -5,7 +5,7 @@ import torch
 from plait.flashinfer import batch as batches
 from plait.flashinfer.options import Options, checked, kv_dtype, one_dtype
 from plait.flashinfer.pool import OwnWorkspace
-from plait.flashinfer.refusals import refuse, refuse_all
+from plait.flashinfer.refusals import refuse, refuse_all, scale
 from plait.flashinfer.wrapper import Wrapper, paged_cache
 
 _NAMES = ("kv_indptr", "kv_indices", "kv_len_arr")
@@ -35,7 +35,7 @@ class BatchAttention(Wrapper):
             **checked("plan", causal, -1, logits_soft_cap, "NONE", None, None))
         batch = batches.paged("plan", _NAMES, batches.host("plan", "qo_indptr", qo_indptr),
                               kv_indptr, kv_indices, page_size=page_size, kv_len=kv_len_arr)
-        self._plan(options, sm_scale, batch)
+        self._plan(options, scale("plan", "sm_scale", sm_scale, None), batch)
 
     def run(
         self, q, kv_cache, out=None, lse=None, k_scale=None, v_scale=None, logits_soft_cap=0.0,

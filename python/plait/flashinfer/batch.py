@@ -5,13 +5,13 @@ does in the published wrappers. Give them on the cpu and nothing waits. Page ind
 are.
 """
 
-import re
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from plait.arguments import integer
 from plait.flashinfer.pool import Needs
-from plait.flashinfer.refusals import refuse, tensor, text
+from plait.flashinfer.refusals import in_callers_words, refuse, tensor, text
 
 
 @dataclass
@@ -24,12 +24,8 @@ class Batch:
     mask: dict = field(default_factory=dict)  # custom_mask or packed_custom_mask, if any
 
     def plan(self, attention):
-        try:
+        with in_callers_words(self.names):
             attention._plan(self.qo_indptr, self.tables, [], None, self.mask)
-        except ValueError as error:
-            words = re.compile(rf"\b({'|'.join(self.names)})\b")
-            raise ValueError(words.sub(lambda m: self.names[m[0]], str(error))) from None
-
 
     def check(self, plan):
         """seq_lens, seq_lens_q and the two maxima of a prefill plan(), which repeat the lengths."""
@@ -38,7 +34,7 @@ class Batch:
             check_same(name, getattr(plan, name), lens, "what the index arrays say")
         for name, lens in (("max_sequence_kv", self.kv_lens), ("max_token_per_sequence", q_lens)):
             value, longest = getattr(plan, name), lens.max(initial=0)
-            if value is not None and value < longest:
+            if value is not None and integer("plan", name, value) < longest:
                 refuse("plan", name, value, f"None, or at least the longest length, {longest}")
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from plait.flashinfer.refusals import refuse, tensor
+from plait.flashinfer.refusals import in_callers_words, refuse, tensor
 from plait.operations import merge_state as _merge_state
 from plait.operations import merge_states as _merge_states
 
@@ -30,7 +30,8 @@ def merge_state_in_place(v, s, v_other, s_other, mask=None) -> None:
         if tensor(where, "mask", mask).shape != s.shape[:1]:
             refuse(where, "mask", mask, f"one entry a row, [{len(s)}]")
         s_other = torch.where(mask.bool()[:, None], s_other, float("-inf"))  # the identity
-    _merge_state(v, s, v_other, s_other, out=v, out_lse=s, lse_base2=True)
+    with in_callers_words({"v_a": "v", "lse_a": "s", "v_b": "v_other", "lse_b": "s_other"}):
+        _merge_state(v, s, v_other, s_other, out=v, out_lse=s, lse_base2=True)
 
 
 def merge_states(v, s):

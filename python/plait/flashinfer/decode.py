@@ -60,11 +60,13 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         check_backend(where, "decode", backend)
         refuse_all(where, locals())
         self._use_tensor_cores = bool(use_tensor_cores)
+        use_cuda_graph = bool(use_cuda_graph)
+        lengths = graph_buffers(
+            where, use_cuda_graph, paged_kv_indptr_buffer=paged_kv_indptr_buffer,
+            paged_kv_indices_buffer=paged_kv_indices_buffer,
+            paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer)
         if use_cuda_graph:
-            num_indptr, _, self._batch_size = graph_buffers(
-                where, paged_kv_indptr_buffer=paged_kv_indptr_buffer,
-                paged_kv_indices_buffer=paged_kv_indices_buffer,
-                paged_kv_last_page_len_buffer=paged_kv_last_page_len_buffer)
+            num_indptr, _, self._batch_size = lengths
             if num_indptr != self._batch_size + 1:
                 refuse(where, "paged_kv_indptr_buffer", paged_kv_indptr_buffer,
                        f"{self._batch_size + 1} entries, one more than "

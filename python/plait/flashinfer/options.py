@@ -8,7 +8,7 @@ import torch
 
 import plait
 from plait.arguments import integer, number
-from plait.flashinfer.refusals import one_of, refuse
+from plait.flashinfer.refusals import one_of, refuse, scale
 
 POS_ENCODING_MODES = ("NONE", "ROPE_LLAMA", "ALIBI")
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -48,14 +48,14 @@ def kv_dtype(where, dtype, **dtypes):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The static configuration of a plan. page_size 0: ragged."""
+    """The static configuration of a plan. page_size None: ragged."""
 
     num_qo_heads: int
     num_kv_heads: int
     head_dim_qk: int
     head_dim_vo: int
     dtype: str
-    page_size: int = 0
+    page_size: int | None = None
     kv_layout: str = "NHD"
     causal: bool = False
     window_left: int = -1
@@ -67,9 +67,14 @@ class Options:
     disable_split_kv: bool = False
     kv_dtype: str | None = None  # fp8; else dtype
 
+    def __post_init__(self):  # before they are reckoned with; dims are checked by plait itself
+        for name in ("num_qo_heads", "num_kv_heads", "page_size"):
+            if name != "page_size" or self.page_size is not None:
+                integer("plan", name, getattr(self, name), 1)
+
     @property
     def group_size(self):
-        return max(1, self.num_qo_heads // max(1, self.num_kv_heads))
+        return max(1, self.num_qo_heads // self.num_kv_heads)
 
     def variant(self):
         variant = plait.causal() if self.causal else plait.full()
@@ -100,8 +105,8 @@ class Options:
             "head_dim_vo": self.head_dim_vo,
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
-            "kv": plait.PagedKv(self.page_size, self.kv_layout) if self.page_size
-            else plait.RaggedKv(),
+            "kv": plait.RaggedKv() if self.page_size is None
+            else plait.PagedKv(self.page_size, self.kv_layout),
             "variant": self.variant(),
             "scheduler": "unsplit" if self.disable_split_kv else "auto",
         }
@@ -153,7 +158,9 @@ def sm_scale_of(options, sm_scale, *factors):
 
 
 def options_of(plan, page_size, kv_layout, causal, masked=False):
-    """Options of a batch wrapper's plan(): `plan` has its arguments, under the prefill names."""
+    """Options of a batch wrapper's plan(): `plan` has its arguments, under the prefill names. Its
+    sm_scale becomes a number or None."""
+    plan.sm_scale = scale("plan", "sm_scale", plan.sm_scale, None)
     dtype = one_dtype("plan", q_data_type=plan.q_data_type, o_data_type=plan.o_data_type)
     return Options(
         plan.num_qo_heads, plan.num_kv_heads, plan.head_dim_qk,

@@ -3,14 +3,20 @@
 import torch
 
 import plait
-from plait.flashinfer.refusals import one_of, refuse, tensor
+from plait.arguments import integer
+from plait.flashinfer.refusals import in_callers_words, one_of, refuse, tensor
 from plait.flashinfer.wrapper import LAYOUTS, paged_cache
+
+# Arguments of plait.append_kv -> those of append_paged_kv_cache.
+_APPENDED = {"k_new": "append_key", "v_new": "append_value", "append_kv": "append_paged_kv_cache",
+             "kv_page_indptr": "kv_indptr", "kv_page_indices": "kv_indices"}
 
 
 def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
     """Lengths [batch] of requests with pages kv_indptr [batch + 1], so many tokens in the last."""
     pages = tensor("get_seq_lens", "kv_indptr", kv_indptr, 1).diff()
-    return (pages - 1).clamp(min=0) * page_size + kv_last_page_len
+    last = tensor("get_seq_lens", "kv_last_page_len", kv_last_page_len, 1)
+    return (pages - 1).clamp(min=0) * integer("get_seq_lens", "page_size", page_size, 1) + last
 
 
 def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None, positions=None):
@@ -26,6 +32,7 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None
     if len(lengths) != len(indptr) - 1:
         refuse(where, "seq_lens", seq_lens,
                f"{len(indptr) - 1} entries, one fewer than append_indptr")
+    nnz = integer(where, "nnz", nnz, 0)
     token = torch.arange(nnz, device=indptr.device, dtype=indptr.dtype)
     request = torch.searchsorted(indptr, token, right=True) - 1
     used = request < len(lengths)
@@ -64,8 +71,9 @@ def append_paged_kv_cache(
     k = cache[0] if isinstance(cache, tuple) else cache[:, 0]
     page_size = k.shape[1 if kv_layout == "NHD" else 2]
     # It serves the check of positions alone, and those on a device are not checked.
-    last_page_len = kv_last_page_len if positions.device.type == "cpu" else None
-    plait.append_kv(
-        append_key, append_value, cache, kv=plait.PagedKv(page_size, kv_layout),
-        batch_indices=batch_indices, positions=positions, kv_page_indptr=kv_indptr,
-        kv_page_indices=kv_indices, kv_last_page_len=last_page_len)
+    on_cpu = tensor(where, "positions", positions, 1).device.type == "cpu"
+    with in_callers_words(_APPENDED):
+        plait.append_kv(
+            append_key, append_value, cache, kv=plait.PagedKv(page_size, kv_layout),
+            batch_indices=batch_indices, positions=positions, kv_page_indptr=kv_indptr,
+            kv_page_indices=kv_indices, kv_last_page_len=kv_last_page_len if on_cpu else None)

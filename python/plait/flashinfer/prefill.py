@@ -48,12 +48,6 @@ single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_
 class _BatchPrefill(Wrapper):
     """What the paged and the ragged wrapper share: CUDA-graph bounds, checks, forward()."""
 
-    @staticmethod
-    def _check_mask_buffers(where, **buffers):
-        for name, buffer in buffers.items():
-            if buffer is not None:
-                tensor(where, name, buffer, 1)
-
     def _graph_bounds(self, options, needs):
         # As published: no later plan has more query tokens than the first.
         self._query_tokens = max(1, needs.query_tokens)
@@ -98,13 +92,15 @@ class BatchPrefillWithPagedKVCacheWrapper(_BatchPrefill):
         where = type(self).__name__
         check_backend(where, "paged prefill", backend)
         refuse_all(where, locals())
-        self._check_mask_buffers(where, custom_mask_buf=custom_mask_buf,
-                                 mask_indptr_buf=mask_indptr_buf)
+        graph_buffers(where, False, custom_mask_buf=custom_mask_buf,
+                      mask_indptr_buf=mask_indptr_buf)
+        use_cuda_graph = bool(use_cuda_graph)
+        lengths = graph_buffers(
+            where, use_cuda_graph, qo_indptr_buf=qo_indptr_buf,
+            paged_kv_indptr_buf=paged_kv_indptr_buf, paged_kv_indices_buf=paged_kv_indices_buf,
+            paged_kv_last_page_len_buf=paged_kv_last_page_len_buf)
         if use_cuda_graph:
-            num_qo, num_kv, _, self._batch_size = graph_buffers(
-                where, qo_indptr_buf=qo_indptr_buf, paged_kv_indptr_buf=paged_kv_indptr_buf,
-                paged_kv_indices_buf=paged_kv_indices_buf,
-                paged_kv_last_page_len_buf=paged_kv_last_page_len_buf)
+            num_qo, num_kv, _, self._batch_size = lengths
             if not num_qo == num_kv == self._batch_size + 1:
                 refuse(where, "paged_kv_last_page_len_buf", paged_kv_last_page_len_buf,
                        f"one entry fewer than qo_indptr_buf and paged_kv_indptr_buf, which have "
@@ -224,11 +220,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(_BatchPrefill):
         where = type(self).__name__
         check_backend(where, "ragged prefill", backend)
         refuse_all(where, locals())
-        self._check_mask_buffers(where, custom_mask_buf=custom_mask_buf,
-                                 mask_indptr_buf=mask_indptr_buf)
+        graph_buffers(where, False, custom_mask_buf=custom_mask_buf,
+                      mask_indptr_buf=mask_indptr_buf)
+        use_cuda_graph = bool(use_cuda_graph)
+        lengths = graph_buffers(where, use_cuda_graph, qo_indptr_buf=qo_indptr_buf,
+                                kv_indptr_buf=kv_indptr_buf)
         if use_cuda_graph:
-            num_qo, num_kv = graph_buffers(where, qo_indptr_buf=qo_indptr_buf,
-                                           kv_indptr_buf=kv_indptr_buf)
+            num_qo, num_kv = lengths
             if num_qo != num_kv or num_qo < 1:
                 refuse(where, "kv_indptr_buf", kv_indptr_buf,
                        f"as many entries as qo_indptr_buf, {num_qo}")
@@ -263,7 +261,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_BatchPrefill):
         refuse_all("plan", arguments)
         plan = SimpleNamespace(**arguments)
         mask = batches.mask("plan", plan.custom_mask, plan.packed_custom_mask)
-        options = options_of(plan, 0, "NHD", plan.causal, bool(mask))
+        options = options_of(plan, None, "NHD", plan.causal, bool(mask))
         batch = batches.ragged("plan", batches.host("plan", "qo_indptr", plan.qo_indptr),
                                batches.host("plan", "kv_indptr", plan.kv_indptr))
         batches.check_same("v_indptr", plan.v_indptr, batch.tables["kv_indptr"], "kv_indptr")

@@ -4,6 +4,9 @@ Every argument of the published API is either honoured or here, with its one acc
 reason; docs/flashinfer.md shows the same table, and a test compares the two.
 """
 
+import contextlib
+import re
+
 import torch
 
 from plait.arguments import shown
@@ -71,6 +74,16 @@ def refuse_extra(where, args):
         )
 
 
+@contextlib.contextmanager
+def in_callers_words(names):
+    """Errors from inside with published names in place of plait's (names: plait's -> theirs)."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        words = re.compile(rf"\b({'|'.join(names)})\b")
+        raise type(error)(words.sub(lambda m: names[m[0]], str(error))) from None
+
+
 def one_of(where, name, value, taken):
     if not isinstance(value, str) or value not in taken:
         refuse(where, name, value, " or ".join(repr(x) for x in taken))
@@ -85,10 +98,10 @@ def backend(where, family, value):
     one_of(where, "backend", value, BACKENDS[family])
 
 
-def scale(where, name, value):
-    """A factor as a float; None is 1. A tensor on a device would have to be waited for."""
+def scale(where, name, value, none=1.0):
+    """A factor as a float, `none` for None. A tensor on a device would have to be waited for."""
     if value is None:
-        return 1.0
+        return none
     if isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type == "cpu":
         return value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):

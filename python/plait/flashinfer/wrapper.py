@@ -55,7 +55,7 @@ class Wrapper:
 
     def _replan(self, sm_scale, **changes):
         """forward(): its arguments replace those of the plan, index arrays as they were."""
-        self._check_planned()
+        sm_scale = scale("forward", "sm_scale", sm_scale, None)
         options = dataclasses.replace(self._options, **changes)
         if options != self._options:
             self._plan(options, sm_scale, self._batch)
@@ -112,12 +112,13 @@ def paged_cache(where, cache, kv_layout):
     return cache.unsqueeze(page_dim) if cache.ndim == 4 else cache
 
 
-def graph_buffers(where, **buffers):
-    """The sizes of the buffers that CUDA-graph mode needs."""
+def graph_buffers(where, use_cuda_graph, **buffers):
+    """The sizes of the buffers that CUDA-graph mode needs. Without it they have no use: None."""
     for name, buffer in buffers.items():
-        if not isinstance(buffer, torch.Tensor) or buffer.ndim != 1:
-            refuse(where, name, buffer, "a 1-D tensor, with use_cuda_graph")
-    return [len(buffer) for buffer in buffers.values()]
+        given = use_cuda_graph or buffer is not None
+        if given and not (isinstance(buffer, torch.Tensor) and buffer.ndim == 1):
+            refuse(where, name, buffer, "a 1-D tensor" + ", with use_cuda_graph" * use_cuda_graph)
+    return [len(buffer) for buffer in buffers.values()] if use_cuda_graph else None
 
 
 def into_buffer(where, name, array, buffer):
