@@ -133,6 +133,19 @@ def decode_only(limits, seed=41):
                    0 if d_qk == d_vo else d_vo, 1 if group > 16 else 2, group, decode_only=True)
 
 
+def decode_functors(limits, seed=71):
+    """Masks, biases and functors in the small kernel: every loader, one row a key head and more."""
+    dims, dtypes = deck(limits.dims, seed), deck(limits.dtypes, seed + 1)
+    groups, lengths = deck((1, 4, 8), seed + 2), ((1, 300), (1, 65), (1, 0), (1, 1), (1, 128))
+    for variant, format in itertools.product(
+            ("window_sinks", "alibi", "mask", "mask_last", "rms_norm_rope", "value_scale", "sigmoid",
+             "everything"), ("ragged", "csr_p16", "csr_p1")):
+        d_qk, d_vo, dtype = (limits.custom[0] if VARIANTS[variant].custom
+                             else (*next(dims), next(dtypes)))
+        yield Case(format, variant, lengths, dtype, d_qk, 0 if d_qk == d_vo else d_vo, 2, next(groups),
+                   decode_only=True)
+
+
 def pages(limits, seed=51):
     """Lengths around the edges of pages and tiles, in pages read by boxes; what follows is NaN."""
     dims, dtypes = deck(limits.dims, seed), deck(limits.dtypes, seed + 1)
@@ -198,8 +211,8 @@ def fp8(limits, seed=61):
         yield case("csr_p16", "causal", "extend", 40, 40, next(dtypes))
 
 
-LISTS = (formats_and_variants, heads_and_dims, sizes, splits, must_split, decode_only, pages, scales,
-         none_at_all, fp8)
+LISTS = (formats_and_variants, heads_and_dims, sizes, splits, must_split, decode_only,
+         decode_functors, pages, scales, none_at_all, fp8)
 
 
 def cases(limits):

@@ -87,6 +87,10 @@ def test_cases_of_tiles():
 
 def test_drawn_lengths():
     assert draw("const", 3, 1024) == (1024,) * 3
+    # As the peers of the published figures were measured: their first numbers.
+    assert draw("uniform", 16)[:4] == (948, 838, 774, 650)
+    assert draw("zipf", 16)[:4] == (460, 16, 3169, 3169)
+    assert draw("zipf", 128, 4096)[:4] == (1726, 60, 11902, 11902)
     uniform, zipf = draw("uniform", 16), draw("zipf", 128, 4096)
     assert uniform == draw("uniform", 16) and 512 <= min(uniform) and max(uniform) <= 1024
     # Skewed: the mean is far above the median.
