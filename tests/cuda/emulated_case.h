@@ -105,6 +105,9 @@ struct SigmoidMeaning : PlainMeaning {
 
 inline constexpr int kMaskBegin = 70;
 struct MaskMeaning : PlainMeaning {
+  // Keys below it are visible, but there are bits of them, which say that they are not: what nobody
+  // looks at where a tile ends before the first masked key.
+  int false_bits_end = 0;
   bool sees(int q_pos, int k_pos) const {
     return k_pos < kMaskBegin || (3 * q_pos + k_pos) % 4 != 0;
   }
@@ -197,10 +200,13 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   std::vector<unsigned> mask_words;
   if constexpr (VariantTraits<V>::kCustomMask) {
     for (int t = 0; t < c.num_tokens(); ++t) {
-      const int end = mask_end(c, t), begin = std::min(kMaskBegin, end);
+      const int end = mask_end(c, t);
+      const int begin = meaning.false_bits_end > 0 ? 0 : std::min(kMaskBegin, end);
       token_mask.push_back({static_cast<i64>(mask_words.size()), begin, end});
       std::vector<unsigned char> bools;
-      for (int k = begin; k < end; ++k) bools.push_back(meaning.sees(view.token_position[t], k));
+      for (int k = begin; k < end; ++k) {
+        bools.push_back(k >= meaning.false_bits_end && meaning.sees(view.token_position[t], k));
+      }
       bools.push_back(0);
       for (int w = 0; w < mask_row_words(begin, end); ++w) {
         mask_words.push_back(pack_mask_bools(bools.data(), 0, begin, end, begin / 32 + w));

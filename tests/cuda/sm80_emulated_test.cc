@@ -56,7 +56,7 @@ int run_and_compare(const Case<T, Kv>& c, const typename V::Params& variant, con
   int merged = 0;
   for (const bool early : {false, true}) {
     SCOPED_TRACE(early ? "early copies, last thread first" : "late copies, first thread first");
-    emulate::mode = {early, early};
+    emulate::mode.last_first = emulate::mode.early_copies = early;
     merged = run_emulated<V>(
         c, variant, meaning, target, sm80::num_threads(kConfig),
         [](const VariantCall<V>& call) { sm80::attention<kConfig, V>(call); }, tolerance,
@@ -129,6 +129,15 @@ TEST(Sm80Emulated, TwoShapesInOneLaunch) {
   EXPECT_GT((run_and_compare<kTwoShapes, Standard>(c, {}, PlainMeaning{}, 12)), 0);
 }
 
+TEST(Sm80Emulated, WarpsThatFallAsleep) {
+  const auto c =
+      make_case<Bfloat16>(shape(24, 40, 4), {1, -1, 0}, {1, 30, 2, 1}, {300, 100, 70, 64}, 0, 23);
+  for (const unsigned seed : {1u, 2u}) {
+    emulate::mode.naps = seed;
+    run_and_compare<kTwoShapes, Standard>(c, {}, PlainMeaning{}, 7);
+  }
+}
+
 TEST(Sm80Emulated, RowsWithoutKeys) {  // more queries than keys: the first see nothing
   const auto c = make_case<Bfloat16>(shape(24, 40, 3), {1, -1, 0}, {9, 2, 3}, {4, 0, 3}, 0, 21);
   run_and_compare<kTwoShapes, Standard>(c, {}, PlainMeaning{}, 2);
@@ -155,6 +164,27 @@ TEST(Sm80Emulated, CustomMask) {
   check_custom_mask<kTwoShapes>(3);
   check_custom_mask<kConfigOf<Dtype::kBfloat16, 24, 40, Loader::kGather, 1, 32, 2, 4, 4>>(1);
   check_custom_mask<kConfigOf<Dtype::kBfloat16, 24, 40, Loader::kGather, 32, 128, 1, 4, 2>>(3);
+}
+
+// Tiles before the first masked key do not look at bits.
+TEST(Sm80Emulated, CustomMaskCostsNothingBeforeItsKeys) {
+  const auto check = [](auto run, int tile_kv, bool affine) {
+    auto c = make_case<Bfloat16>(shape(24, 40, 3, affine), {1, -1, 0}, {3, 20, 1}, {450, 150, 140},
+                                 0, 32);
+    c.view.request_mask_begin.assign(3, kMaskBegin);
+    MaskMeaning meaning;
+    meaning.false_bits_end = kMaskBegin / tile_kv * tile_kv;
+    run(c, meaning);
+  };
+  check([](const auto& c,
+           const auto& meaning) { run_and_compare<kTwoShapes, CustomMask>(c, {}, meaning, 5); },
+        kTwoShapes.tile_kv, false);
+  check(
+      [](const auto& c, const auto& meaning) {
+        run_and_compare<kConfigOf<Dtype::kBfloat16, 24, 40, Loader::kAffine, 1, 32, 2, 4, 4>,
+                        CustomMask>(c, {}, meaning, 5);
+      },
+      32, true);
 }
 
 TEST(Sm80Emulated, ComposedLevelsThroughARowMap) {

@@ -275,6 +275,23 @@ TEST(Sm90Emulated, CustomMask) {
   check_mask<kOddTile>(make_case<Bfloat16>(shape_of(kOddTile, 0), {}, {6, 2}, {197, 97}, 0, 13), 2);
 }
 
+// Tiles before the first masked key do not look at bits, whatever the loader.
+template <KernelConfig kConfig>
+void check_bits_before_the_mask(int page_size) {
+  auto c = make_case<Bfloat16>(shape_of(kConfig, page_size), {1, -1, 0}, {1, 6, 9}, {197, 75, 140},
+                               0, 17);
+  c.view.request_mask_begin.assign(c.view.num_requests, kMaskBegin);
+  MaskMeaning meaning;
+  meaning.false_bits_end = kMaskBegin / kConfig.tile_kv * kConfig.tile_kv;
+  run_sm90<kConfig, CustomMask>(c, 3, {}, meaning);
+}
+TEST(Sm90Emulated, CustomMaskCostsNothingBeforeItsKeys) {
+  constexpr KernelConfig kConfig = with_split(config_of(64, 64, 32, 2, 2));
+  check_bits_before_the_mask<kConfig>(0);
+  check_bits_before_the_mask<with_loader(kConfig, Loader::kPaged)>(16);
+  check_bits_before_the_mask<with_loader(kConfig, Loader::kGather)>(3);
+}
+
 // Row transforms in the finish warps, two and three of them. What they leave is rounded to
 // bfloat16.
 TEST(Sm90Emulated, NormAndRope) {
