@@ -21,20 +21,22 @@ struct ThreadRows {
   int row[2], token[2], qo_head[2], request[2], position[2];
 };
 
-// The rows of this thread when its warpgroup takes rows row_begin ... of the unit's tile.
+// The rows of this thread when its warpgroup takes rows row_begin ... of the unit's tile, whose
+// positions are `positions`.
 PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const PlanView& plan, const Unit& unit,
-                                    int row_begin) {
+                                    const int* positions, int row_begin) {
   ThreadRows rows;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = row_begin + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
     rows.row[r] = row;
     rows.valid[r] = row < unit.num_rows;
-    const PackedRow packed = row_of(params, plan.row_map, unit, rows.valid[r] ? row : 0);
+    const int existing = rows.valid[r] ? row : 0;
+    const PackedRow packed = row_of(params, plan.row_map, unit, existing);
     rows.token[r] = packed.token;
     rows.qo_head[r] = packed.qo_head;
     rows.request[r] = plan.token_request[packed.token];
-    rows.position[r] = plan.token_position[packed.token];
+    rows.position[r] = positions[existing];
   }
   return rows;
 }
@@ -63,6 +65,9 @@ struct Consumer {
 
   PLAIT_DEVICE void release_q(unsigned u) { release(&smem.q_empty[u % Smem<kConfig>::kQStages]); }
   PLAIT_DEVICE const Unit& unit_of(unsigned u) { return smem.units[u % kUnits]; }
+  PLAIT_DEVICE ThreadRows rows_of(unsigned u, int row_begin) {
+    return thread_rows(params, *params.plan, unit_of(u), smem.positions[u % kUnits], row_begin);
+  }
 
   // The whole pipeline. A round issues S of one tile and P V of the one before. Every unit has a
   // round at least: one without tiles for this warpgroup computes on whatever lies in the ring and
@@ -122,7 +127,7 @@ struct Consumer {
           if (u > 0) keep_states();  // of the unit before
           max_logit[0] = max_logit[1] = kNegInf;
           sum[0] = sum[1] = 0.0f;
-          if (!is_end) rows = thread_rows(params, *params.plan, unit, row_begin);
+          if (!is_end) rows = rows_of(u, row_begin);
         }
         const int tile = none ? 0 : unit.tiles[j];
         const bool full = !Traits::kHasLogitsMask && !none && tile >= unit.full_tiles.begin &&

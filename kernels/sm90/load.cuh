@@ -315,27 +315,39 @@ PLAIT_DEVICE void widen_tile(const unsigned char* landing, ptx::Barrier* vacant,
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(vacant);
 }
 
-// Q of a unit into `smem_q`: one row of 16-byte chunks a packed row, zeros beyond the last.
+// Q of a unit into `smem_q`: one row of 16-byte chunks a packed row, zeros beyond the last; and its
+// rows' positions. Half a warp's lanes each find one of 16 rows, whose chunks all lanes then copy:
+// finding a row for each chunk took longer than short units compute.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& variant,
-                         const Unit& unit, unsigned char* smem_q) {
+                         const Unit& unit, unsigned char* smem_q, int* positions) {
   using R = Roles<kConfig, Variant>;
   constexpr int kChunks = padded_dim(kConfig.head_dim_qk) / kChunkCols;
-  constexpr int kThreads = 32 * R::kFinishWarps;
+  constexpr int kThreads = 32 * R::kFinishWarps, kRows = 16;
   const int rows = kConfig.shapes[unit.item->shape].tile_q;
   const auto* q = static_cast<const unsigned char*>(params.q);
   const int* row_map = params.plan->row_map;
-  for (int i = threadIdx.x % 128 - 32 * R::kLoadWarps; i < rows * kChunks; i += kThreads) {
-    const int row = i / kChunks, chunk = i % kChunks;
+  const int* token_position = params.plan->token_position;
+  const int lane = threadIdx.x % 32, finish_warp = threadIdx.x % 128 / 32 - R::kLoadWarps;
+  for (int first = kRows * finish_warp; first < rows; first += kRows * R::kFinishWarps) {
+    const int own = first + lane % kRows;
     i64 offset = 0;
-    const bool valid = row < unit.num_rows && chunk * kChunkCols < kConfig.head_dim_qk;
-    if (valid) {
-      const PackedRow packed = row_of(params, row_map, unit, row);
+    int position = 0;
+    if (own < unit.num_rows) {
+      const PackedRow packed = row_of(params, row_map, unit, own);
+      position = token_position[packed.token];
       offset = existing_row(params, packed.token) * params.q_stride.token +
                packed.qo_head * params.q_stride.head;
     }
-    ptx::cp_async_16(smem_q + chunk_offset(Smem<kConfig>::kTileQ, row, chunk),
-                     q + offset * 2 + chunk * kChunkBytes, valid ? 16 : 0);
+#pragma unroll
+    for (int i = 0; i < kRows * kChunks / 32; ++i) {
+      const int row = (32 * i + lane) / kChunks, chunk = (32 * i + lane) % kChunks;
+      const i64 from = __shfl_sync(~0u, offset, row) * 2 + chunk * kChunkBytes;
+      const bool valid = first + row < unit.num_rows && chunk * kChunkCols < kConfig.head_dim_qk;
+      ptx::cp_async_16(smem_q + chunk_offset(Smem<kConfig>::kTileQ, first + row, chunk),
+                       q + (valid ? from : 0), valid ? 16 : 0);
+    }
+    if (lane < kRows) positions[own] = position;
   }
   ptx::cp_async_wait_all();
   if constexpr (R::Traits::kHasQueryTransform) {
@@ -469,7 +481,9 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     is_end = unit.item == nullptr;
     const int q_stage = u % kQStages;
     ptx::mbarrier_wait(&smem.q_empty[q_stage], ~(u / kQStages) & 1);
-    if (!is_end) load_q<kConfig, Variant>(params, variant, unit, smem.q[q_stage]);
+    if (!is_end) {
+      load_q<kConfig, Variant>(params, variant, unit, smem.q[q_stage], smem.positions[u % kUnits]);
+    }
     arrive_finished(&smem.q_full[q_stage]);
     if (walks && !is_end) walker.write_next(smem);
     __syncwarp();

@@ -21,8 +21,8 @@ struct KernelCost {
 //   joining are mostly hidden, since the loads of the next item go on: 1 and 1.5 us are estimates
 //   (with 2.5 and 2.5, 15 x 4096 would stay unsplit and leave every tenth CTA idle).
 inline constexpr KernelCost kSm90MixedCost{{6.7f, 1.0f}, {0.0138f, 0.0175f}, 1.5f, 256};
-// The same beside a third warpgroup, 192 rows: 4 x 4096 tokens in 993 us causal (2150 keys a tile on
-//   average), 20.9 tiles a CTA. Shape 1 is not measured there.
+// The same beside a third warpgroup, 192 rows: 4 x 4096 tokens in 993 us causal (2150 keys a tile
+//   on average), 20.9 tiles a CTA. Shape 1 is not measured there.
 inline constexpr KernelCost kSm90WideCost{{4.0f, 1.0f}, {0.0203f, 0.0175f}, 1.5f, 256};
 // 64 x 4096 in 264 us, 1.94 tiles a CTA.
 inline constexpr KernelCost kSm90DecodeCost{{1.0f, 0.0f}, {0.0322f, 0.0f}, 1.5f, 256};
