@@ -53,7 +53,7 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
     const Unit& unit = consumer.unit_of(u);
     const bool joins = splits_keys(kConfig) && unit.key_split > 1;
     // Looked up again: cheaper than registers kept through the loop.
-    const ThreadRows rows = consumer.rows_of(u, joins ? 0 : 64 * warpgroup);
+    const ThreadRows rows = thread_rows(params, plan, unit, nullptr, joins ? 0 : 64 * warpgroup);
     SoftmaxState state[2] = {consumer.state(0), consumer.state(1)};
     if constexpr (splits_keys(kConfig)) {
       if (joins) {

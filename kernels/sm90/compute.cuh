@@ -21,8 +21,8 @@ struct ThreadRows {
   int row[2], token[2], qo_head[2], request[2], position[2];
 };
 
-// The rows of this thread when its warpgroup takes rows row_begin ... of the unit's tile, whose
-// positions are `positions`.
+// The rows of this thread when its warpgroup takes rows row_begin ... of the unit's tile;
+// `positions` of the tile's rows while they are at hand, then null.
 PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const PlanView& plan, const Unit& unit,
                                     const int* positions, int row_begin) {
   ThreadRows rows;
@@ -36,7 +36,8 @@ PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const PlanView& plan, 
     rows.token[r] = packed.token;
     rows.qo_head[r] = packed.qo_head;
     rows.request[r] = plan.token_request[packed.token];
-    rows.position[r] = positions[existing];
+    rows.position[r] =
+        positions != nullptr ? positions[existing] : plan.token_position[packed.token];
   }
   return rows;
 }
@@ -65,9 +66,6 @@ struct Consumer {
 
   PLAIT_DEVICE void release_q(unsigned u) { release(&smem.q_empty[u % Smem<kConfig>::kQStages]); }
   PLAIT_DEVICE const Unit& unit_of(unsigned u) { return smem.units[u % kUnits]; }
-  PLAIT_DEVICE ThreadRows rows_of(unsigned u, int row_begin) {
-    return thread_rows(params, *params.plan, unit_of(u), smem.positions[u % kUnits], row_begin);
-  }
 
   // The whole pipeline. A round issues S of one tile and P V of the one before. Every unit has a
   // round at least: one without tiles for this warpgroup computes on whatever lies in the ring and
@@ -127,7 +125,9 @@ struct Consumer {
           if (u > 0) keep_states();  // of the unit before
           max_logit[0] = max_logit[1] = kNegInf;
           sum[0] = sum[1] = 0.0f;
-          if (!is_end) rows = rows_of(u, row_begin);
+          if (!is_end) {
+            rows = thread_rows(params, *params.plan, unit, smem.positions[u % kQStages], row_begin);
+          }
         }
         const int tile = none ? 0 : unit.tiles[j];
         const bool full = !Traits::kHasLogitsMask && !none && tile >= unit.full_tiles.begin &&

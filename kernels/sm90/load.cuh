@@ -482,7 +482,7 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     const int q_stage = u % kQStages;
     ptx::mbarrier_wait(&smem.q_empty[q_stage], ~(u / kQStages) & 1);
     if (!is_end) {
-      load_q<kConfig, Variant>(params, variant, unit, smem.q[q_stage], smem.positions[u % kUnits]);
+      load_q<kConfig, Variant>(params, variant, unit, smem.q[q_stage], smem.positions[q_stage]);
     }
     arrive_finished(&smem.q_full[q_stage]);
     if (walks && !is_end) walker.write_next(smem);

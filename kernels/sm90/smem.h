@@ -37,7 +37,7 @@ PLAIT_HD constexpr int sm90_smem_bytes(const KernelConfig& c) {
   const int kv = c.num_stages * (sm90::tile_bytes(c.tile_kv, c.head_dim_qk) +
                                  sm90::tile_bytes(c.tile_kv, c.head_dim_vo));
   const int states = 64 * c.num_consumer_warpgroups * 8;
-  const int units = sm90::kUnits * (sm90::kUnitBytes + sm90::tile_q(c) * 4);  // and positions
+  const int units = sm90::kUnits * sm90::kUnitBytes + c.num_q_stages * sm90::tile_q(c) * 4;
   const int raw = is_fp8(c.dtype_kv) ? 2 * c.num_landing_stages : c.num_stages;
   const int barriers = (4 * c.num_stages + 2 * raw + 2 * c.num_q_stages + 2 * sm90::kUnits) * 8;
   return (sm90::landing_bytes(c) + q + kv + states + units + barriers + 1023) / 1024 * 1024;

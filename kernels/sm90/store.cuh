@@ -78,41 +78,42 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
   const float scale = output_scale<Variant, kConfig.dtype_kv>(params) *
                       (Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f);
   const int t = threadIdx.x % 4;
-  unsigned w[kQuads][4] = {};
-#pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    float x[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      x[e] = empty ? 0.0f : o[4 * block + 2 * r + e] * scale;
-      if constexpr (Traits::kHasOutputTransform) {
-        const OutputContext context{rows.request[r], rows.position[r], rows.qo_head[r],
-                                    8 * block + 2 * t + e};
-        if (!empty) x[e] = Variant::output_transform(variant, context, x[e]);
-      }
-    }
-    w[block / 4][block % 4] = ptx::pack2<kConfig.dtype_out>(x[0], x[1]);
-  }
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) transpose_quad(w[i]);  // now columns of block 4 i + t
-  if (!rows.valid[r] || !has_row(params, rows.token[r])) return;
+  const bool exists = rows.valid[r] && has_row(params, rows.token[r]);
   Out* row = static_cast<Out*>(params.out) +
              out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + 8 * t;
-  if (reinterpret_cast<unsigned long long>(row) % 16 == 0) {
+  const bool aligned = reinterpret_cast<unsigned long long>(row) % 16 == 0;
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      if (4 * i + t >= kBlocks) break;
-      *reinterpret_cast<uint4*>(row + 32 * i) = uint4{w[i][0], w[i][1], w[i][2], w[i][3]};
+  for (int quad = 0; quad < kQuads; ++quad) {
+    unsigned w[4] = {};  // columns 2 t and 2 t + 1 of four blocks
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int block = 4 * quad + i;
+      if (block >= kBlocks) break;
+      float x[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        x[e] = empty ? 0.0f : o[4 * block + 2 * r + e] * scale;
+        if constexpr (Traits::kHasOutputTransform) {
+          const OutputContext context{rows.request[r], rows.position[r], rows.qo_head[r],
+                                      8 * block + 2 * t + e};
+          if (!empty) x[e] = Variant::output_transform(variant, context, x[e]);
+        }
+      }
+      w[i] = ptx::pack2<kConfig.dtype_out>(x[0], x[1]);
     }
-  } else {
+    transpose_quad(w);  // now columns of block 4 quad + t
+    if (!exists || 4 * quad + t >= kBlocks) continue;
+    if (aligned) {
+      *reinterpret_cast<uint4*>(row + 32 * quad) = uint4{w[0], w[1], w[2], w[3]};
+    } else {
 #pragma unroll
-    for (int i = 0; i < 4 * kQuads; ++i) {
-      if (i / 4 * 4 + t >= kBlocks) break;
-      const unsigned pair = w[i / 4][i % 4];
-      row[i / 4 * 32 + i % 4 * 2] = Out{static_cast<unsigned short>(pair)};
-      row[i / 4 * 32 + i % 4 * 2 + 1] = Out{static_cast<unsigned short>(pair >> 16)};
+      for (int i = 0; i < 4; ++i) {
+        row[32 * quad + 2 * i] = Out{static_cast<unsigned short>(w[i])};
+        row[32 * quad + 2 * i + 1] = Out{static_cast<unsigned short>(w[i] >> 16)};
+      }
     }
   }
+  if (!exists) return;
   if (t == 0) store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
 }
 
