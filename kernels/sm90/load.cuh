@@ -339,7 +339,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
       offset = existing_row(params, packed.token) * params.q_stride.token +
                packed.qo_head * params.q_stride.head;
     }
-#pragma unroll
+#pragma unroll 2  // 4 spill in the gather kernel
     for (int i = 0; i < kRows * kChunks / 32; ++i) {
       const int row = (32 * i + lane) / kChunks, chunk = (32 * i + lane) % kChunks;
       const i64 from = __shfl_sync(~0u, offset, row) * 2 + chunk * kChunkBytes;
