@@ -200,10 +200,9 @@ long long max_rows(const AttentionConfig& config) {
   return group_size * (config.kv.num_levels == 1 ? b.longest_q() : b.query_tokens);
 }
 
-// Whether bounds and visibility are such that tiles of 192 rows are the faster ones. One H200, d
-// 128, microseconds of 192 and 128 rows: 4 x 4096 causal 968, 1021 (window of 1024 525, 551), 16384
-// causal 3440, 3644, a chunk of 2048 with 63 decodes 419, 469; but 8 x 512 queries over 8192 keys,
-// five tiles a multiprocessor, 993, 940, and without a mask 4 x 4096 2028, 1892 (d 64: 1248, 1366).
+// Whether bounds are such that tiles of 192 rows are the faster ones. One H200, d 128, microseconds
+// of 192 and 128 rows: 4 x 4096 causal 931, 985, without a mask 1786, 1902, 16 x 1024 314, 336; but
+// 8 x 512 queries over 8192 keys, five tiles a multiprocessor, 993, 940.
 bool wants_third_warpgroup(const AttentionConfig& config) {
   constexpr long long kMultiprocessors = 132, kFewTiles = 8;
   const Bounds& b = config.bounds;
@@ -213,10 +212,7 @@ bool wants_third_warpgroup(const AttentionConfig& config) {
                        3 * rows_per_tile(128, static_cast<int>(group_size));
   const bool decodes_too = rows <= 192LL * std::max(b.requests, 1);
   const bool many_tiles = rows * config.num_kv_heads >= kFewTiles * kMultiprocessors * 192;
-  const Visibility& visible = config.variant.visible;
-  const bool masked = visible.causal != 0 || visible.window_left >= 0;
-  return max_rows(config) > 128 && as_full && (many_tiles || decodes_too) &&
-         (masked || std::max(config.head_dim_qk, config.head_dim_vo) <= 64);
+  return max_rows(config) > 128 && as_full && (many_tiles || decodes_too);
 }
 
 TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loader loader) {

@@ -347,12 +347,8 @@ TEST(KernelChoice, Sm90ThirdWarpgroup) {
     return to_string(tile_of(choose_kernel(config, "90a")));
   };
   EXPECT_EQ(chosen([](AttentionConfig&) {}), "192x80x2");
-  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = full(); }), "128x128x2");
-  EXPECT_EQ(chosen([](AttentionConfig& c) {
-              c.variant = full();
-              c.head_dim_qk = c.head_dim_vo = 64;
-            }),
-            "192x112x4");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = full(); }), "192x80x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = c.head_dim_vo = 64; }), "192x112x4");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.bounds.requests = 1; }), "128x128x2");  // few tiles
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = soft_cap(30.0f); }), "128x128x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = 192; }), "128x96x2");

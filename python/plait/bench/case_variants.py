@@ -38,14 +38,14 @@ def _of_plait(name):
 _ALIBI = """
 struct MyAlibi {
   PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float logit) {
-    return logit + p.slopes[c.qo_head] * static_cast<float>(c.k_pos - c.q_pos);
+    return logit + p.slopes[c.qo_head] * c.distance;
   }
 };
 """
 _SOFT_CAP = """
 struct MySoftCap {
   PLAIT_HD static float logits_transform(const Params& p, const LogitContext&, float logit) {
-    return p.my_cap * tanh(logit / p.my_cap);
+    return p.my_cap * tanh(logit * reciprocal(p.my_cap));
   }
 };
 """
