@@ -272,14 +272,12 @@ template <KernelConfig kConfig, class V>
 PLAIT_DEVICE void attention(const VariantCall<V>& call) {
   __shared__ typename Tile<kConfig>::Smem smem;
   const PlanView& plan = *call.params.plan;
-  const int cta = blockIdx.x;
-  if (cta < plan.num_ctas) {
-    for (int i = plan.cta_item_indptr[cta]; i < plan.cta_item_indptr[cta + 1]; ++i) {
-      const WorkItem item = plan.items[i];
-      const RowBlock block = plan.row_blocks[item.row_block];
-      for (int h = 0; h < item.num_heads; ++h) {
-        attend<kConfig, V>(smem, call, plan, block, item, item.kv_head_begin + h);
-      }
+  const CtaStart& start = call.params.starts[blockIdx.x];
+  for (int i = start.item_begin; i < start.item_end; ++i) {
+    const WorkItem item = plan.items[i];
+    const RowBlock block = plan.row_blocks[item.row_block];
+    for (int h = 0; h < item.num_heads; ++h) {
+      attend<kConfig, V>(smem, call, plan, block, item, item.kv_head_begin + h);
     }
   }
   store_padding_rows<kConfig, V>(call.params, plan, threadIdx.x, kNumThreads);

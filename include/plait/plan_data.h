@@ -13,7 +13,8 @@ enum class Dtype { kFloat32, kBfloat16, kFloat16, kE4m3, kE5m2 };
 inline constexpr int kMaxLevels = 8;
 
 // Query tokens that share one list of keys. A level's row blocks cover each token at most once.
-struct RowBlock {
+// (Aligned, as items are: kernels read them 16 bytes at a time.)
+struct alignas(16) RowBlock {
   i64 first_block;  // where the block list starts in the level's BlockTable; affine: row of K and V
   int first_token;  // tokens first_token ... + num_tokens - 1: entries of Plan::row_map where the
   int num_tokens;   //   plan has one, else rows of q
@@ -26,7 +27,7 @@ struct RowBlock {
 
 // One tile of packed rows x kv heads x keys, executed by one CTA (CPU: by one thread).
 // Packed row r of a row block is token r / group_size, head r % group_size within the group.
-struct WorkItem {
+struct alignas(16) WorkItem {
   int row_block;
   int shape;                       // index into KernelConfig::shapes
   int first_row, num_rows;         // packed rows of the block
@@ -37,6 +38,14 @@ struct WorkItem {
   int min_position, max_position;  // absolute positions over the query tokens of these rows
   int mask_begin = 0x7fffffff;     // least TokenMask::begin of these rows; without a mask: none
   bool operator==(const WorkItem&) const = default;
+};
+
+// Where a CTA begins: its items, and the first of them with its row block in one place that follows
+// from the CTA's index, so that no pointers are followed before the first keys are on their way.
+struct CtaStart {
+  int item_begin, item_end;  // of PlanView::items
+  WorkItem item;             // the first, and its row block; zeros where there are no items
+  RowBlock block;
 };
 
 // One entry of a token's merge list: an item that left partial states of some of its heads.
@@ -80,10 +89,9 @@ struct BlockTable {
 
 // What an executor reads of a Plan: the same arrays, in its own memory.
 struct PlanView {
-  int num_ctas, num_tokens;
+  int num_tokens;
   const RowBlock* row_blocks;
-  const WorkItem* items;          // in CTA order
-  const int* cta_item_indptr;     // [num_ctas + 1]
+  const WorkItem* items;          // in CTA order; which are whose: CtaStart
   const int* token_request;       // [num_tokens], by row of q
   const int* token_position;      // [num_tokens], by row of q
   const int* row_map;             // block token -> row of q; null: identity

@@ -59,6 +59,7 @@ struct Params {
   void* out;                // [num_rows, num_qo_heads, head_dim_vo]
   float* lse;               // [num_rows, num_qo_heads], natural log; may be null
   const PlanView* plan;     // in the executor's memory
+  const CtaStart* starts;   // likewise, [CTAs of the grid]; the CPU has none
   float* partial_out;       // [partial rows, head_dim_vo], normalised; null if nothing may be split
   float* partial_lse;       // [partial rows], natural log
   unsigned* arrived;        // [plan tokens, num_kv_heads]; 0 between runs

@@ -91,10 +91,11 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
   Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
   const Params& params = call.params;
   const PlanView& plan = *params.plan;
-  if (static_cast<int>(blockIdx.x) < plan.num_ctas) {
-    int item_index = plan.cta_item_indptr[blockIdx.x], head = 0;
+  const CtaStart& start = params.starts[blockIdx.x];
+  if (start.item_begin < start.item_end) {
+    int item_index = start.item_begin, head = 0;
 #pragma unroll 1
-    while (item_index < plan.cta_item_indptr[blockIdx.x + 1]) {
+    while (item_index < start.item_end) {
       const bool first_shape = kConfig.num_shapes == 1 || plan.items[item_index].shape == 0;
       const int tile_q = kConfig.shapes[first_shape ? 0 : 1].tile_q;
       start_unit<kConfig, Variant>(call, smem, item_index, head, tile_q);

@@ -324,7 +324,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   using R = Roles<kConfig, Variant>;
   constexpr int kChunks = padded_dim(kConfig.head_dim_qk) / kChunkCols;
   constexpr int kThreads = 32 * R::kFinishWarps, kRows = 16;
-  const int rows = kConfig.shapes[unit.item->shape].tile_q;
+  const int rows = shape_of<kConfig>(*unit.item).tile_q;
   const auto* q = static_cast<const unsigned char*>(params.q);
   const int* row_map = params.plan->row_map;
   const int* token_position = params.plan->token_position;
@@ -364,7 +364,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
 
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Params& variant,
-                               Smem<kConfig>& smem) {
+                               const CtaStart& start, Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
   using Slot = RingSlot<kConfig.num_stages>;
   using CopySlot = RingSlot<Smem<kConfig>::kCopyStages>;
@@ -473,8 +473,8 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
   constexpr unsigned kBehind = kConfig.num_q_stages > 1 && !R::kTransformK ? 1 : 0;
   constexpr int kQStages = kConfig.num_q_stages;
   const bool walks = threadIdx.x % 128 == 32 * R::kLoadWarps;
-  UnitWalker<kConfig> walker(params);
-  if (walks) walker.write_next(smem);
+  UnitWalker<kConfig> walker(params, start);
+  if (walks) walker.write_first(smem, start);
   bool is_end = false;
   for (unsigned u = 0; !is_end; ++u) {
     const Unit& unit = smem.await_unit(u);
@@ -496,7 +496,8 @@ PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
   if (static_cast<int>(threadIdx.x % 128 / 32) < Roles<kConfig, Variant>::kLoadWarps) {
     load_kv<kConfig, Variant>(call.maps, call.params, smem);
   } else {
-    finish_tiles<kConfig, Variant>(call.params, call.variant, smem);
+    const CtaStart start = call.params.starts[blockIdx.x];
+    finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);
   }
 }
 

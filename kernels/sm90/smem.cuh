@@ -46,6 +46,13 @@ struct Unit {
 };
 static_assert(sizeof(Unit) == kUnitBytes);
 
+// The item's shape. (An index into the list of shapes would be a load from memory.)
+template <KernelConfig kConfig>
+PLAIT_DEVICE TileShape shape_of(const WorkItem& item) {
+  if constexpr (kConfig.num_shapes == 1) return kConfig.shapes[0];
+  return item.shape == 0 ? kConfig.shapes[0] : kConfig.shapes[1];
+}
+
 template <KernelConfig kConfig, bool kFp8 = is_fp8(kConfig.dtype_kv)>
 struct LandingRing {};
 template <KernelConfig kConfig>
@@ -182,41 +189,56 @@ struct UnitWalker {
   int item, item_end, head = 0;  // the next: of the plan; of the item
   unsigned tile = 0, num_units = 0;
 
-  PLAIT_DEVICE explicit UnitWalker(const Params& params) : params(params), item(0), item_end(0) {
-    const PlanView& plan = *params.plan;
-    if (static_cast<int>(blockIdx.x) >= plan.num_ctas) return;
-    item = plan.cta_item_indptr[blockIdx.x];
-    item_end = plan.cta_item_indptr[blockIdx.x + 1];
-  }
+  PLAIT_DEVICE UnitWalker(const Params& params, const CtaStart& start)
+      : params(params), item(start.item_begin), item_end(start.item_end) {}
 
+  // The first unit, whose place is free, from what the thread has of this CTA's start.
+  PLAIT_DEVICE void write_first(Smem<kConfig>& smem, const CtaStart& start) {
+    if (item == item_end) return write_end(smem);
+    const CtaStart& lasting = params.starts[blockIdx.x];
+    write(smem, start.item, start.block, lasting.item, lasting.block);
+  }
   // Waits until everybody is done with the unit that lies where the next one goes, and writes it.
   PLAIT_DEVICE void write_next(Smem<kConfig>& smem) {
     const int place = num_units % kUnits;
-    Unit& unit = smem.units[place];
     ptx::mbarrier_wait(&smem.unit_empty[place], ~(num_units / kUnits) & 1);
-    unit = Unit{.item = nullptr, .first_tile = tile, .key_split = 1};
-    if (item < item_end) {
-      const WorkItem& from = params.plan->items[item];
-      const RowBlock& block = params.plan->row_blocks[from.row_block];
-      unit.item = &from;
-      unit.block = &block;
-      unit.kv_head = from.kv_head_begin + head;
-      unit.first_token = block.first_token;
-      unit.first_row = from.first_row;
-      unit.num_rows = from.num_rows;
-      unit.kv_end = from.kv_end;
-      unit.kv_pos_begin = block.kv_pos_begin;
-      unit.tiles = tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
-      unit.full_tiles = full_tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
-      unit.key_split = kConfig.shapes[from.shape].key_split;
-      unit.partial_row = from.partial_row < 0 ? -1 : from.partial_row + head * from.num_rows;
-      tile += unit.tiles.size();
-      if (++head == from.num_heads) {
-        head = 0;
-        ++item;
-      }
+    if (item == item_end) return write_end(smem);
+    const WorkItem& from = params.plan->items[item];
+    const RowBlock& block = params.plan->row_blocks[from.row_block];
+    write(smem, from, block, from, block);
+  }
+
+ private:
+  // `lasting_...`: what the unit points at.
+  PLAIT_DEVICE void write(Smem<kConfig>& smem, const WorkItem& from, const RowBlock& block,
+                          const WorkItem& lasting_item, const RowBlock& lasting_block) {
+    Unit& unit = smem.units[num_units % kUnits];
+    unit.item = &lasting_item;
+    unit.block = &lasting_block;
+    unit.kv_head = from.kv_head_begin + head;
+    unit.first_token = block.first_token;
+    unit.first_row = from.first_row;
+    unit.num_rows = from.num_rows;
+    unit.kv_end = from.kv_end;
+    unit.kv_pos_begin = block.kv_pos_begin;
+    unit.tiles = tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    unit.full_tiles = full_tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    unit.first_tile = tile;
+    unit.key_split = shape_of<kConfig>(from).key_split;
+    unit.partial_row = from.partial_row < 0 ? -1 : from.partial_row + head * from.num_rows;
+    tile += unit.tiles.size();
+    if (++head == from.num_heads) {
+      head = 0;
+      ++item;
     }
-    ptx::mbarrier_arrive(&smem.unit_full[place]);
+    publish(smem);
+  }
+  PLAIT_DEVICE void write_end(Smem<kConfig>& smem) {
+    smem.units[num_units % kUnits] = Unit{.item = nullptr, .first_tile = tile, .key_split = 1};
+    publish(smem);
+  }
+  PLAIT_DEVICE void publish(Smem<kConfig>& smem) {
+    ptx::mbarrier_arrive(&smem.unit_full[num_units % kUnits]);
     ++num_units;
   }
 };

@@ -60,11 +60,9 @@ class CpuExecutor : public Executor {
       }
     }
     const Plan& p = next.plan;
-    next.view.num_ctas = p.num_ctas;
     next.view.num_tokens = p.num_tokens;
     next.view.row_blocks = p.row_blocks.data();
     next.view.items = p.items.data();
-    next.view.cta_item_indptr = p.cta_item_indptr.data();
     next.view.token_request = p.token_request.data();
     next.view.token_position = p.token_position.data();
     next.view.row_map = p.row_map.empty() ? nullptr : p.row_map.data();

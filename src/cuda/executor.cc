@@ -78,14 +78,14 @@ class CudaExecutor : public Executor {
     device_.utility("merge_states", "MergeStatesCall", config.dtype);
     if (config.variant.custom_mask()) pack_mask_ = device_.utility("pack_mask", "PackMaskCall");
     make_variant_tables();
-    head_ = DeviceBuffer(device_, cuda::head_bytes());
+    head_ = DeviceBuffer(device_, head_bytes());
     arrived_ = DeviceBuffer(device_, sizeof(unsigned) * config.bounds.query_tokens *
                                          static_cast<std::size_t>(config.num_kv_heads));
     const std::size_t body_bytes = cuda::usual_body_bytes(config, target_);
     bodies_.emplace_back(device_, body_bytes);
     // Plans of a model a few steps ahead of the device, before memory must be pinned in plan().
     constexpr std::size_t kPlansAhead = 4, kMaxReserved = 16 << 20;
-    staging_.reserve(std::min(kPlansAhead * (cuda::head_bytes() + body_bytes), kMaxReserved));
+    staging_.reserve(std::min(kPlansAhead * (head_bytes() + body_bytes), kMaxReserved));
   }
 
   ~CudaExecutor() override {
@@ -115,17 +115,17 @@ class CudaExecutor : public Executor {
     }
     unsigned* const packed_mask =
         view.mask.source != nullptr ? packed_mask_for(view.mask) : nullptr;
-    const std::size_t bytes = cuda::head_bytes() + body_bytes;
+    const std::size_t bytes = head_bytes() + body_bytes;
     cuda::StagingRing::Buffer* image = staging_.acquire(bytes);
     try {
-      const cuda::MaskArrays mask =
-          cuda::write_image(plan, view, packed_mask, static_cast<char*>(bodies_.back().data()),
-                            static_cast<char*>(image->data));
+      const cuda::MaskArrays mask = cuda::write_image(plan, view, packed_mask, target_.num_ctas,
+                                                      static_cast<char*>(bodies_.back().data()),
+                                                      static_cast<char*>(image->data));
       UploadCall call{};
       call.from = image->data;
       call.head = head_.data();
       call.body = bodies_.back().data();
-      call.head_units = static_cast<int>(cuda::head_bytes() / cuda::kUnitBytes);
+      call.head_units = static_cast<int>(head_bytes() / cuda::kUnitBytes);
       call.body_units = static_cast<int>(body_bytes / cuda::kUnitBytes);
       call.arrived = static_cast<unsigned*>(arrived_.data());
       call.num_arrived =
@@ -154,6 +154,8 @@ class CudaExecutor : public Executor {
     const CurrentDevice current(device_);
     Params params = given;
     params.plan = static_cast<const PlanView*>(head_.data());
+    params.starts = reinterpret_cast<const CtaStart*>(static_cast<const char*>(head_.data()) +
+                                                      cuda::cta_starts_at());
     char* const memory = static_cast<char*>(workspace.data());
     params.partial_out = reinterpret_cast<float*>(memory);
     params.partial_lse = reinterpret_cast<float*>(memory + layout().partial_lse);
@@ -185,6 +187,7 @@ class CudaExecutor : public Executor {
  private:
   static constexpr std::size_t kMaxArgumentBytes = 4096;  // of a kernel, before CUDA 12.1
 
+  std::size_t head_bytes() const { return cuda::head_bytes(target_.num_ctas); }
   WorkspaceLayout layout() const {
     return workspace_layout(target_.max_partial_rows, config_.head_dim_vo);
   }
@@ -265,7 +268,7 @@ class CudaExecutor : public Executor {
   const Template kernel_kind_ = template_of(kernel_config_);
   const PlanTarget target_;
   std::shared_ptr<const cuda::Kernel> kernel_, upload_, pack_mask_;
-  DeviceBuffer head_;                 // PlanView: its address is what captured graphs know
+  DeviceBuffer head_;                 // its address is what captured graphs know
   std::vector<DeviceBuffer> bodies_;  // the last one is in use
   DeviceBuffer arrived_;
   std::vector<DeviceBuffer> packed_masks_;  // the last one is in use

@@ -37,11 +37,9 @@ class Body {
 PlanView put_all(const Plan& plan, const FormatView& view, const unsigned* packed_mask, Body& body,
                  MaskArrays& mask_arrays) {
   PlanView out{};
-  out.num_ctas = plan.num_ctas;
   out.num_tokens = plan.num_tokens;
   out.row_blocks = body.put(plan.row_blocks);
   out.items = body.put(plan.items);
-  out.cta_item_indptr = body.put(plan.cta_item_indptr);
   out.token_request = body.put(plan.token_request);
   out.token_position = body.put(plan.token_position);
   out.row_map = body.put(plan.row_map);
@@ -72,14 +70,29 @@ std::size_t body_bytes(const Plan& plan, const FormatView& view) {
   return body.bytes();
 }
 
+CtaStart cta_start(const Plan& plan, int cta) {
+  CtaStart start{};
+  if (cta >= plan.num_ctas) return start;
+  start.item_begin = plan.cta_item_indptr[cta];
+  start.item_end = plan.cta_item_indptr[cta + 1];
+  if (start.item_begin == start.item_end) return start;
+  start.item = plan.items[start.item_begin];
+  start.block = plan.row_blocks[start.item.row_block];
+  return start;
+}
+
 MaskArrays write_image(const Plan& plan, const FormatView& view, const unsigned* packed_mask,
-                       char* device_body, char* image) {
+                       int grid, char* device_body, char* image) {
   check(view.tables.size() <= static_cast<std::size_t>(kMaxLevels), "plan: ", view.tables.size(),
         " levels, ", kMaxLevels, " are taken");
-  Body body(device_body, image + head_bytes());
+  Body body(device_body, image + head_bytes(grid));
   MaskArrays mask;
   const PlanView head = put_all(plan, view, packed_mask, body, mask);
   std::memcpy(image, &head, sizeof head);
+  for (int cta = 0; cta < grid; ++cta) {
+    const CtaStart start = cta_start(plan, cta);
+    std::memcpy(image + cta_starts_at() + cta * sizeof start, &start, sizeof start);
+  }
   return mask;
 }
 

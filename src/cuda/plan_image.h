@@ -10,9 +10,16 @@ namespace plait::cuda {
 
 inline constexpr std::size_t kUnitBytes = 16;  // what kernels/upload.cuh copies
 
-constexpr std::size_t head_bytes() {
+// The head: PlanView, then a CtaStart for each CTA of the grid.
+constexpr std::size_t cta_starts_at() {
   return (sizeof(PlanView) + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
 }
+constexpr std::size_t head_bytes(int grid) {
+  static_assert(sizeof(CtaStart) % kUnitBytes == 0);
+  return cta_starts_at() + grid * sizeof(CtaStart);
+}
+// CtaStart of CTA `cta`, which may be beyond those of the plan.
+CtaStart cta_start(const Plan& plan, int cta);
 // Bytes of the body; a multiple of kUnitBytes.
 std::size_t body_bytes(const Plan& plan, const FormatView& view);
 // Where kernels/pack_mask.cuh finds its arrays in the body; null without a mask on the device.
@@ -20,10 +27,11 @@ struct MaskArrays {
   const TokenMask* tokens = nullptr;
   const i64* token_source = nullptr;
 };
-// Writes head and body, one after the other, for a body that will lie at `device_body`.
+// Writes head and body, one after the other, for a grid of `grid` CTAs and a body that will lie at
+// `device_body`.
 // `packed_mask`: where the words of a mask on the device will be.
 MaskArrays write_image(const Plan& plan, const FormatView& view, const unsigned* packed_mask,
-                       char* device_body, char* image);
+                       int grid, char* device_body, char* image);
 
 // Bytes that a body within `bounds` hardly ever exceeds: reserved ahead; beyond it memory grows.
 std::size_t usual_body_bytes(const AttentionConfig& config, const PlanTarget& target);

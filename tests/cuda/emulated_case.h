@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "cuda/plain_case.h"
+#include "cuda/plan_image.h"
 #include "host_device/mask_bits.h"
 #include "host_device/variant.h"
 #include "host_device/variants/custom_mask.h"
@@ -184,17 +185,20 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   const Shape& s = c.shape;
   const Plan plan = make_plan(c.view, c.visible, target);
   PlanView view{};
-  view.num_ctas = plan.num_ctas;
   view.num_tokens = plan.num_tokens;
   view.row_blocks = plan.row_blocks.data();
   view.items = plan.items.data();
-  view.cta_item_indptr = plan.cta_item_indptr.data();
   view.token_request = plan.token_request.data();
   view.token_position = plan.token_position.data();
   view.row_map = plan.row_map.empty() ? nullptr : plan.row_map.data();
   view.token_merge_indptr =
       plan.token_merge_indptr.empty() ? nullptr : plan.token_merge_indptr.data();
   view.merge_sources = plan.merge_sources.data();
+  constexpr int kIdleCtas = 2;
+  std::vector<CtaStart> starts;
+  for (int cta = 0; cta < plan.num_ctas + kIdleCtas; ++cta) {
+    starts.push_back(cuda::cta_start(plan, cta));
+  }
   // Custom mask bits, for keys from kMaskBegin on: what the meaning says.
   std::vector<TokenMask> token_mask;
   std::vector<unsigned> mask_words;
@@ -243,6 +247,7 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   p.out = out.data();
   p.lse = lse.data();
   p.plan = &view;
+  p.starts = starts.data();
   p.partial_out = partial_out.data();
   p.partial_lse = partial_lse.data();
   p.arrived = arrived.data();
@@ -266,11 +271,11 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   p.visible = c.visible;
   p.num_kv_blocks = c.num_slots / block;
 
-  std::vector<int> ctas(plan.num_ctas);
+  std::vector<int> ctas(starts.size());
   std::iota(ctas.begin(), ctas.end(), 0);
   std::mt19937 random(5);
   std::shuffle(ctas.begin(), ctas.end(), random);
-  emulate::launch(plan.num_ctas, num_threads, ctas, [&] { kernel(call); });
+  emulate::launch(static_cast<int>(ctas.size()), num_threads, ctas, [&] { kernel(call); });
 
   for (const unsigned count : arrived) EXPECT_EQ(count, 0u) << "an arrival counter is left over";
   const Expected expected = reference(c, meaning);

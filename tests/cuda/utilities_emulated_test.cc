@@ -263,8 +263,9 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   format.tables.resize(1);
   for (int i = 0; i < 64; ++i) format.tables[0].indices.push_back(7 * i);
 
+  constexpr int kGrid = 8;  // more CTAs than the plan has
   std::size_t body_bytes = 0;
-  alignas(16) static char image[1 << 16], head[1024], body[1 << 16];
+  alignas(16) static char image[1 << 16], head[2048], body[1 << 16];
   // A mask on the device: two rows, the words of which pack_mask.cuh will write elsewhere.
   const unsigned char mask_bits[5] = {};
   format.mask.tokens = {{0, 970, 1000}, {2, 1, 5}};
@@ -272,13 +273,13 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   format.mask.source = mask_bits;
   unsigned packed[4];
   body_bytes = cuda::body_bytes(plan, format);
-  const cuda::MaskArrays mask = cuda::write_image(plan, format, packed, body, image);
+  const cuda::MaskArrays mask = cuda::write_image(plan, format, packed, kGrid, body, image);
   std::vector<unsigned> arrived(10, 3);
   UploadCall call{};
   call.from = image;
   call.head = head;
   call.body = body;
-  call.head_units = static_cast<int>(cuda::head_bytes() / 16);
+  call.head_units = static_cast<int>(cuda::head_bytes(kGrid) / 16);
   call.body_units = static_cast<int>(body_bytes / 16);
   call.arrived = arrived.data();
   call.num_arrived = 9;
@@ -287,7 +288,6 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   EXPECT_EQ(arrived, (std::vector<unsigned>{0, 0, 0, 0, 0, 0, 0, 0, 0, 3}));
   PlanView got;
   std::memcpy(&got, head, sizeof got);
-  EXPECT_EQ(got.num_ctas, plan.num_ctas);
   EXPECT_EQ(got.num_tokens, 2);
   EXPECT_EQ(got.row_map, nullptr);
   const auto same = [](const auto* copy, const auto& array) {
@@ -298,7 +298,19 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   };
   same(got.row_blocks, plan.row_blocks);
   same(got.items, plan.items);
-  same(got.cta_item_indptr, plan.cta_item_indptr);
+  for (int cta = 0; cta < kGrid; ++cta) {
+    SCOPED_TRACE(cta);
+    CtaStart start;
+    std::memcpy(&start, head + cuda::cta_starts_at() + cta * sizeof start, sizeof start);
+    const auto& indptr = plan.cta_item_indptr;
+    const int begin = cta < plan.num_ctas ? indptr[cta] : 0;
+    const int end = cta < plan.num_ctas ? indptr[cta + 1] : 0;
+    EXPECT_EQ(start.item_begin, begin);
+    EXPECT_EQ(start.item_end, end);
+    if (begin == end) continue;
+    EXPECT_EQ(start.item, plan.items[begin]);
+    EXPECT_EQ(start.block, plan.row_blocks[plan.items[begin].row_block]);
+  }
   same(got.token_request, plan.token_request);
   same(got.token_position, plan.token_position);
   same(got.token_merge_indptr, plan.token_merge_indptr);
