@@ -16,6 +16,14 @@ PLAIT_DEVICE void tma_load_4d(void* smem, const void* map, Barrier* barrier, int
       : "memory");
 }
 
+// Fetch what later accesses will want, as far as L2; a tensor map as far as the copy engine.
+PLAIT_DEVICE void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+PLAIT_DEVICE void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Orders this thread's ordinary accesses to shared memory (and those it has synchronised with)
 // before later accesses by wgmma and TMA.
 PLAIT_DEVICE void fence_proxy_async() {

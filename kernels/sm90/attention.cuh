@@ -72,12 +72,13 @@ template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
   check_config<kConfig, Variant>();
   Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
-  if (threadIdx.x == 0) init_barriers<kConfig, Variant>(smem);
-  __syncthreads();
+  // Consumers make the barriers, the producer asks for what it needs first, then all meet.
   if (threadIdx.x >= 128 * kConfig.num_consumer_warpgroups) {  // the last warpgroup
     ptx::decrease_registers<kConfig.producer_registers>();
     produce<kConfig, Variant>(call, smem);
   } else {
+    if (threadIdx.x == 0) init_barriers<kConfig, Variant>(smem);
+    __syncthreads();
     ptx::increase_registers<kConfig.consumer_registers>();
     consume<kConfig, Variant>(call, smem);
   }

@@ -491,12 +491,29 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
   }
 }
 
+// Asks for the plan's pointers and the tensor maps, which are needed once the first unit is known.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void prefetch(const Sm90Call<Variant>& call) {
+  constexpr int kLineBytes = 128;
+  const int lane = threadIdx.x % 32;
+  if (lane * kLineBytes < static_cast<int>(sizeof(PlanView))) {
+    ptx::prefetch_l2(reinterpret_cast<const char*>(call.params.plan) + lane * kLineBytes);
+  }
+  if (Roles<kConfig, Variant>::kTma && lane == 0) {
+    ptx::prefetch_tensor_map(&call.maps.k);
+    ptx::prefetch_tensor_map(&call.maps.v);
+  }
+}
+
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
   if (static_cast<int>(threadIdx.x % 128 / 32) < Roles<kConfig, Variant>::kLoadWarps) {
+    prefetch<kConfig, Variant>(call);
+    __syncthreads();
     load_kv<kConfig, Variant>(call.maps, call.params, smem);
   } else {
     const CtaStart start = call.params.starts[blockIdx.x];
+    __syncthreads();
     finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);
   }
 }

@@ -53,6 +53,9 @@ inline void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, in
   emulate::cta->land_later([=] { land_box(smem, map, barrier, x, y, z, w); });
 }
 
+inline void prefetch_l2(const void*) {}
+inline void prefetch_tensor_map(const void*) {}
+
 inline void fence_proxy_async() {}
 
 }  // namespace plait::ptx
