@@ -64,8 +64,6 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
     store_unit<kConfig, Variant>(call, unit, rows, !joins || warpgroup == 0, state, consumer.o,
                                  reinterpret_cast<int*>(smem.states));
   });
-  store_padding_rows<kConfig, Variant>(params, plan, threadIdx.x,
-                                       128 * kConfig.num_consumer_warpgroups);
 }
 
 template <KernelConfig kConfig, class Variant>

@@ -13,6 +13,7 @@
 #include "sm90/smem.cuh"
 #include "tile/register_row.cuh"
 #include "tile/rows.cuh"
+#include "tile/store_out.cuh"
 #include "tile/widen.cuh"
 
 namespace plait::sm90 {
@@ -515,6 +516,11 @@ PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
     const CtaStart start = call.params.starts[blockIdx.x];
     __syncthreads();
     finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);
+    // Here rather than by consumers, whose end is the kernel's.
+    using R = Roles<kConfig, Variant>;
+    store_padding_rows<kConfig, Variant>(call.params, *call.params.plan,
+                                         threadIdx.x % 128 - 32 * R::kLoadWarps,
+                                         32 * R::kFinishWarps);
   }
 }
 
