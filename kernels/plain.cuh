@@ -262,8 +262,9 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
     __syncwarp();
   }
   if (item.partial_row >= 0) {
-    arrive_and_merge<kConfig, V>(params, call.variant, plan, block, item, kv_head, threadIdx.x,
-                                 kNumThreads, smem.last, [] { __syncthreads(); });
+    arrive_and_merge<kConfig, V>(params, call.variant, plan, block.first_token, item.first_row,
+                                 item.num_rows, kv_head, threadIdx.x, kNumThreads, smem.last,
+                                 [] { __syncthreads(); });
   }
 }
 

@@ -52,7 +52,7 @@ struct CtaStart {
 // The state of kv head h, head-in-group g is partial row
 //   partial_row + (h - kv_head_begin) * rows_per_head + (g - first_group_head)
 // for h in [kv_head_begin, + num_heads) and g in [first_group_head, + num_group_heads).
-struct MergeSource {
+struct alignas(8) MergeSource {
   int partial_row, rows_per_head;
   int kv_head_begin, num_heads;
   int first_group_head, num_group_heads;  // all of the group, but where a tile splits a token

@@ -95,7 +95,7 @@ struct Attention {
   void find_rows() {
     for (int r = 0; r < num_rows; ++r) {
       const int packed = item->first_row + r, i = packed / params.group_size;
-      const int token = token_of(plan, *block, i);
+      const int token = token_of(plan, block->first_token, i);
       row_token[r] = token;
       row_group_head[r] = packed - i * params.group_size;
       row_request[r] = plan.token_request[token];

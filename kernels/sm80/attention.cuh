@@ -113,8 +113,9 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
       if (item.partial_row >= 0) {
         constexpr int kThreads = num_threads(kConfig);
         arrive_and_merge<kConfig, Variant>(
-            params, call.variant, plan, plan.row_blocks[item.row_block], item,
-            item.kv_head_begin + head, threadIdx.x, kThreads, smem.last, [] { __syncthreads(); });
+            params, call.variant, plan, plan.row_blocks[item.row_block].first_token, item.first_row,
+            item.num_rows, item.kv_head_begin + head, threadIdx.x, kThreads, smem.last,
+            [] { __syncthreads(); });
       }
       if (++head == item.num_heads) {
         head = 0;

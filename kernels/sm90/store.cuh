@@ -158,9 +158,9 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit,
   if (partial) {
     constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
     const auto sync = [] { ptx::named_barrier(kMergeBarrier, kThreads); };
-    arrive_and_merge<kConfig, Variant>(call.params, call.variant, *call.params.plan, *unit.block,
-                                       *unit.item, unit.kv_head, threadIdx.x, kThreads,
-                                       merge_scratch, sync);
+    arrive_and_merge<kConfig, Variant>(call.params, call.variant, *call.params.plan,
+                                       unit.first_token, unit.first_row, unit.num_rows,
+                                       unit.kv_head, threadIdx.x, kThreads, merge_scratch, sync);
     sync();  // the next unit's states go where the scratch is
   }
 }

@@ -6,9 +6,9 @@
 
 namespace plait {
 
-// Row of q, out and lse of the i-th token of `block`.
-PLAIT_HD int token_of(const PlanView& plan, const RowBlock& block, int i) {
-  const int token = block.first_token + i;
+// Row of q, out and lse of the i-th token of the row block whose first_token is `block_token`.
+PLAIT_HD int token_of(const PlanView& plan, int block_token, int i) {
+  const int token = block_token + i;
   return plan.row_map != nullptr ? plan.row_map[token] : token;
 }
 
@@ -19,7 +19,7 @@ struct PackedRow {
 PLAIT_HD PackedRow packed_row(const PlanView& plan, const RowBlock& block, int row, int kv_head,
                               int group_size) {
   const int i = row / group_size;
-  return {token_of(plan, block, i), kv_head * group_size + (row - i * group_size)};
+  return {token_of(plan, block.first_token, i), kv_head * group_size + (row - i * group_size)};
 }
 
 // A captured run that is replayed may meet a plan of more tokens than its q has rows. Those rows do
@@ -32,8 +32,8 @@ PLAIT_HD int existing_row(const Params& params, int token) {
 // RowContext::request of the keys of `block`: -1 where several requests share them. Formats list
 // the tokens of a row block request by request, so its two ends tell.
 PLAIT_HD int request_of_keys(const PlanView& plan, const RowBlock& block) {
-  const int first = plan.token_request[token_of(plan, block, 0)];
-  const int last = plan.token_request[token_of(plan, block, block.num_tokens - 1)];
+  const int first = plan.token_request[token_of(plan, block.first_token, 0)];
+  const int last = plan.token_request[token_of(plan, block.first_token, block.num_tokens - 1)];
   return first == last ? first : -1;
 }
 
