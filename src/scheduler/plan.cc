@@ -100,7 +100,9 @@ bool better(const PlanCandidate& a, const PlanCandidate& b, double nearly_equal)
   return a.makespan_us < b.makespan_us;
 }
 
-// Puts the items of each CTA one after the other. Where the batch has both small (memory-bound) and
+// Puts the items of each CTA one after the other. Of equal shares the parts of split heads come
+// first, so that they are joined beside the loads of whole heads rather than at the end of all.
+// Where the batch has both small (memory-bound) and
 // large (compute-bound) tiles and they were dealt longest first, as many CTAs start with the small
 // ones as their part of the work is, so that the two kinds run side by side from the start.
 void write_items(const Cuts& cuts, const CostModel& model, Scratch& scratch, Plan& plan) {
@@ -110,8 +112,13 @@ void write_items(const Cuts& cuts, const CostModel& model, Scratch& scratch, Pla
   for (const int cta : cuts.cta) ++indptr[cta + 1];
   for (int cta = 0; cta < model.num_ctas; ++cta) indptr[cta + 1] += indptr[cta];
   plan.items.resize(num_items);
-  if (cuts.order.empty()) {  // list order is CTA order already
+  if (cuts.order.empty()) {  // equal shares: list order is CTA order already
     std::copy(cuts.items.begin(), cuts.items.end(), plan.items.begin());
+    for (int cta = 0; cta < model.num_ctas; ++cta) {
+      const auto begin = plan.items.begin() + indptr[cta];
+      const auto end = plan.items.begin() + indptr[cta + 1];
+      if (end - begin > 1 && (end - 1)->partial_row >= 0) std::rotate(begin, end - 1, end);
+    }
     return;
   }
   std::vector<int>& next = scratch.next;

@@ -194,6 +194,27 @@ TEST(Plan, SharedKeysGoCachefulByCacheful) {
   }
 }
 
+// The parts of heads that a CTA shares with its neighbours come before its whole heads.
+TEST(Plan, EqualSharesBeginWithParts) {
+  PlanTarget target = hopper(264);
+  target.num_shapes = 1;
+  target.shapes[0] = {.tile_q = 16, .fixed_us = 1, .us_per_key = 0.032f};
+  target.merge_us = 1.5f;
+  target.max_partial_rows = 2 * 264 * 16;
+  const BsrView view = flat_view(std::vector<int>(64, 1), std::vector<int>(64, 4096));
+  const Plan plan = make_plan(view, {.causal = 1}, target);
+  check_plan(view, {.causal = 1}, target, plan);
+  ASSERT_EQ(plan.candidates[plan.chosen].name, "equal_shares");
+  int ctas_with_both = 0;
+  for (int cta = 0; cta < plan.num_ctas; ++cta) {
+    const auto begin = plan.items.begin() + plan.cta_item_indptr[cta];
+    const auto end = plan.items.begin() + plan.cta_item_indptr[cta + 1];
+    const auto is_part = [](const WorkItem& item) { return item.partial_row >= 0; };
+    EXPECT_TRUE(std::is_partitioned(begin, end, is_part)) << "CTA " << cta;
+    ctas_with_both += begin != end && is_part(*begin) && !is_part(*(end - 1));
+  }
+  EXPECT_GT(ctas_with_both, plan.num_ctas / 2);
+}
 TEST(Plan, UnsplitCutsNoKeys) {
   PlanTarget target = hopper(132);
   target.max_partial_rows = 0;
