@@ -58,6 +58,13 @@ TEST(PlainEmulated, FloatAffineCausalSplit) {
       << "nothing was split";
 }
 
+TEST(PlainEmulated, MorePartsThanLanes) {  // a head is merged from 32 and a few more
+  const auto c = make_case<float>({}, {1, -1, 0}, {1, 2}, {64 * 37 - 5, 1}, 0, 12);
+  EXPECT_GT((run_and_compare<kConfigOf<Dtype::kFloat32, 24, 40, Loader::kGather, 16>, Standard>(
+                c, {}, PlainMeaning{}, 74, kFloatTolerance)),
+            2 * 32);
+}
+
 TEST(PlainEmulated, RowsWithoutKeys) {  // more queries than keys: the first see nothing
   const auto c = make_case<float>({}, {1, -1, 0}, {9, 2, 3}, {4, 0, 3}, 0, 3);
   run_and_compare<kConfigOf<Dtype::kFloat32, 24, 40, Loader::kGather, 16>, Standard>(
