@@ -79,9 +79,9 @@ struct BlockList {
   }
   PLAIT_DEVICE void start(const Params& params, const Unit& unit) {
     const BlockTable& table = params.plan->tables[unit.block->level];
+    stride = table.stride_block * table.index_bytes;  // before first_entry, which branches
     entries = static_cast<const unsigned char*>(table.indices) +
               first_entry(table, *unit.block) * table.index_bytes;
-    stride = table.stride_block * table.index_bytes;
   }
   // Of 8 bytes the low word: a block of K and V that exists.
   PLAIT_DEVICE int block(int position) const {
