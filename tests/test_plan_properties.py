@@ -279,7 +279,7 @@ def test_plan_prints_itself():
         {"qo_indptr": [0, 2**40]},
         {"num_ctas": 2**24},
         {"num_ctas": 2**40},
-        {"key_split": [3]},
+        {"key_split": [4]},
         {"key_split": [0]},
         {"key_split": [1, 2]},
         {"fixed_us": [float("nan")]},

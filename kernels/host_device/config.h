@@ -12,7 +12,7 @@ enum class Mma { kScalar, kMmaSync, kWgmma };
 
 // The shapes of one config share tile_kv and the KV ring. wgmma shapes share one main loop:
 //   key_split 1: warpgroup w takes rows 64 w ... of every stage;
-//   key_split 2: all warpgroups take the same rows, w takes tiles w, w + 2, ..., then they join.
+//   key_split s: s warpgroups take the same rows, w takes tiles w, w + s, ..., then they join.
 // A warpgroup computes 64 rows; of tile_q < 64 (rows that Q's buffer holds) the rest is waste.
 // Shapes of the sm80 template are for its num_warps warps: key_split of them share the same rows of
 // a tile, each takes its part of the tile's keys, then they join.

@@ -23,8 +23,13 @@ PLAIT_DEVICE void check_config() {
   static_assert(kConfig.num_stages >= 2, "K runs one tile ahead of V");
   // Else the tile before in a stage is the other warpgroup's, and a wait for the next by parity may
   // take the one before that for it.
-  static_assert(!splits_keys(kConfig) || kConfig.num_stages % 2 == 0,
+  static_assert(kConfig.num_stages % key_split(kConfig) == 0,
                 "with split keys every stage is one warpgroup's");
+  static_assert(key_split(kConfig) <= kConfig.num_consumer_warpgroups,
+                "a warpgroup for each part of the keys");
+  // With more, at the end of a unit a stage of V is given up only for a K that comes behind it.
+  static_assert(key_split(kConfig) <= 2 || loads_apart(kConfig),
+                "one warp copies K and V for two parts of the keys at most");
   static_assert(kConfig.num_q_stages >= (splits_keys(kConfig) ? 2 : 1),
                 "the join uses Q's buffer while the next unit's Q is read");
   // A CTA starts with the same number everywhere; increase_registers waits for ever for more than

@@ -1,5 +1,5 @@
 // The producer warpgroup. Load warps fill the KV ring: by TMA, whole tiles (affine) or pieces of
-// pages (paged), or by cp.async row by row (gather). Finish warps load Q and run second stages on
+// pages (paged: a warp for K and one for V), or by cp.async row by row (gather). Finish warps load Q and run second stages on
 // tiles already in shared memory: key, value and query transforms in place, and zeros over the V
 // rows that no key owns (0 * NaN is NaN). A tile without a second stage goes from its copy straight
 // to the consumers. fp8 tiles have one always: they land in a ring of their own, and finish warps
@@ -94,14 +94,14 @@ struct BlockList {
 };
 
 // A tile is pieces of box_rows rows, each within one page and a multiple of the swizzle's period of
-// 8, so that boxes land as the tile is laid out. Lane i of warp w issues piece 2 i + w, one box a
-// panel: copies of one warp are issued one after the other, those of two overlap. A lane looks its
-// page up a tile before K's copy and keeps it for V's.
+// 8, so that boxes land as the tile is laid out. A lane issues a piece, one box a panel: copies of
+// one warp are issued one after the other, those of the warps of K and V overlap. It looks its page
+// up a tile before the copy; a warp that copies both keeps it for V's.
 template <KernelConfig kConfig, class Variant>
 struct PagedLoader {
-  static constexpr int kTileKv = kConfig.tile_kv, kWarps = Roles<kConfig, Variant>::kLoadWarps;
+  static constexpr int kTileKv = kConfig.tile_kv;
   static constexpr int kNoPage = -1;  // outside every tensor: TMA writes zeros
-  static_assert(kTileKv / 8 <= 32 * kWarps, "a lane has one piece");
+  static_assert(kTileKv / 8 <= 32, "a lane has one piece");
 
   const Params& params;
   const int box_rows, num_pieces;
@@ -116,7 +116,7 @@ struct PagedLoader {
         num_pieces(kTileKv / box_rows),
         list(params.block_size) {}
 
-  static PLAIT_DEVICE int piece() { return threadIdx.x % 32 * kWarps + threadIdx.x % 128 / 32; }
+  static PLAIT_DEVICE int piece() { return threadIdx.x % 32; }
 
   PLAIT_DEVICE void start(const Unit& unit) { list.start(params, unit); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
@@ -133,11 +133,9 @@ struct PagedLoader {
   template <int kBehind>
   PLAIT_DEVICE void copy(int kv_head, int, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
-    __syncwarp();                 // lanes without a piece do not run ahead
-    if (threadIdx.x % 32 == 0) {  // a warp answers for its own pieces, if it has any
-      const int own = (num_pieces - static_cast<int>(threadIdx.x % 128 / 32) + kWarps - 1) / kWarps;
-      ptx::mbarrier_arrive_expect_tx(barrier,
-                                     copied_bytes(kConfig, own * box_rows, operand.head_dim));
+    __syncwarp();  // lanes without a piece do not run ahead
+    if (threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive_expect_tx(barrier, copied_bytes(kConfig, kTileKv, operand.head_dim));
     }
     if (piece() >= num_pieces) return;
     const int row_bytes = is_fp8(kConfig.dtype_kv) ? operand.head_dim : kPanelRowBytes;
@@ -227,8 +225,10 @@ struct GatherLoader {
   }
 };
 
-// K runs one tile ahead of V, as the consumers need them, from unit to unit too.
-template <KernelConfig kConfig, class Variant>
+// Copies K and V of all units, or, by a warp each, one of them as far ahead as the ring has room.
+// A warp of both copies K one tile ahead of V, as the consumers of rows need them, from unit to
+// unit too. (Those of split keys give up K's stages, and then V's, in the order of their tiles.)
+template <KernelConfig kConfig, class Variant, bool kLoadsK, bool kLoadsV>
 PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
   using Slot = RingSlot<Smem<kConfig>::kCopyStages>;
@@ -240,23 +240,26 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
                   kConfig.head_dim_qk};
   const Operand v{&maps.v, static_cast<const unsigned char*>(params.v), &params.v_stride,
                   kConfig.head_dim_vo};
+  constexpr int kVBehind = kLoadsK ? 1 : 0;  // tiles
   Slot slot(0);
-  int previous_tile = -1, previous_kv_head = 0;  // whose V is due; -1: there was none
-  bool second_stage = R::kTransformV;            // of that V
-  const auto copy_previous_v = [&] {
-    if (previous_tile < 0) return;
-    const Slot v_slot = slot.before();
-    ptx::mbarrier_wait(smem.vacant_v(v_slot.stage), v_slot.parity ^ 1);
-    loader.template copy<2>(previous_kv_head, previous_tile, v, smem.copy_of_v(v_slot.stage),
-                            second_stage ? &smem.raw_v[v_slot.stage] : &smem.full_v[v_slot.stage]);
+  int v_tile = -1, v_kv_head = 0;      // whose V is due; -1: there was none
+  bool second_stage = R::kTransformV;  // of that V
+  const auto copy_v = [&](const Slot& at) {
+    if (!kLoadsV || v_tile < 0) return;
+    ptx::mbarrier_wait(smem.vacant_v(at.stage), at.parity ^ 1);
+    loader.template copy<1 + kVBehind>(v_kv_head, v_tile, v, smem.copy_of_v(at.stage),
+                                       second_stage ? &smem.raw_v[at.stage]
+                                                    : &smem.full_v[at.stage]);
   };
   for (unsigned u = 0;; ++u) {
     const Unit& unit = smem.await_unit(u);
     const int num_tiles = unit.tiles.size();
     if (num_tiles == 0) {  // V is not kept back: more units may come only behind its own
-      loader.advance();
-      copy_previous_v();
-      previous_tile = -1;
+      if (kVBehind > 0) {
+        loader.advance();
+        copy_v(slot.before());
+        v_tile = -1;
+      }
       if (unit.item == nullptr) break;
     }
     for (int j = 0; j < num_tiles; ++j) {
@@ -267,13 +270,17 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
       }
       loader.advance();
       if (j + 1 < num_tiles) loader.look_up(unit, unit.tiles[j + 1]);
-      ptx::mbarrier_wait(smem.vacant_k(slot.stage), slot.parity ^ 1);
-      loader.template copy<1>(unit.kv_head, tile, k, smem.copy_of_k(slot.stage),
-                              R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
-      copy_previous_v();
-      previous_tile = tile;
-      previous_kv_head = unit.kv_head;
+      if (kLoadsK) {
+        ptx::mbarrier_wait(smem.vacant_k(slot.stage), slot.parity ^ 1);
+        loader.template copy<1>(
+            unit.kv_head, tile, k, smem.copy_of_k(slot.stage),
+            R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
+      }
+      if (kVBehind > 0) copy_v(slot.before());
+      v_tile = tile;
+      v_kv_head = unit.kv_head;
       second_stage = R::kTransformV || has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv);
+      if (kVBehind == 0) copy_v(slot);
       slot.advance(1);
     }
     __syncwarp();
@@ -529,16 +536,23 @@ PLAIT_DEVICE void prefetch(const Sm90Call<Variant>& call) {
 
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
-  if (static_cast<int>(threadIdx.x % 128 / 32) < Roles<kConfig, Variant>::kLoadWarps) {
+  using R = Roles<kConfig, Variant>;
+  const int warp = threadIdx.x % 128 / 32;
+  if (warp < R::kLoadWarps) {
     prefetch<kConfig, Variant>(call);
     __syncthreads();
-    load_kv<kConfig, Variant>(call.maps, call.params, smem);
+    if constexpr (!R::kLoadsApart) {
+      load_kv<kConfig, Variant, true, true>(call.maps, call.params, smem);
+    } else if (warp == 0) {
+      load_kv<kConfig, Variant, true, false>(call.maps, call.params, smem);
+    } else {
+      load_kv<kConfig, Variant, false, true>(call.maps, call.params, smem);
+    }
   } else {
     const CtaStart start = call.params.starts[blockIdx.x];
     __syncthreads();
     finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);
     // Here rather than by consumers, whose end is the kernel's.
-    using R = Roles<kConfig, Variant>;
     store_padding_rows<kConfig, Variant>(call.params, *call.params.plan,
                                          threadIdx.x % 128 - 32 * R::kLoadWarps,
                                          32 * R::kFinishWarps);

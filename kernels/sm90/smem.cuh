@@ -124,9 +124,9 @@ struct Roles {
   // Boxes of fp8 pages are issued by one warp: the others have much to do.
   static constexpr int kLoadWarps = kConfig.loader == Loader::kAffine || (kFp8 && kTma) ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
-  // Arrivals that complete a phase: TMA counts bytes behind one arrival of each warp; cp.async
-  // arrives per lane.
-  static constexpr int kRawArrivals = kTma ? kLoadWarps : 32 * kLoadWarps;
+  static constexpr bool kLoadsApart = loads_apart(kConfig);
+  // Arrivals that complete a phase: TMA counts bytes behind one arrival; cp.async arrives per lane.
+  static constexpr int kRawArrivals = kTma ? 1 : 32 * kLoadWarps;
   static constexpr int kFullArrivalsK = kTransformK ? kFinishWarps : kRawArrivals;
   static constexpr int kFullArrivalsV = kTransformV ? kFinishWarps : kRawArrivals;
   static constexpr int kConsumerWarps = 4 * kConfig.num_consumer_warpgroups;

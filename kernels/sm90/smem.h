@@ -11,11 +11,16 @@ PLAIT_HD constexpr int tile_q(const KernelConfig& c) {  // rows of Q's buffer: t
     rows = c.shapes[i].tile_q > rows ? c.shapes[i].tile_q : rows;
   return rows;
 }
-PLAIT_HD constexpr bool splits_keys(const KernelConfig& c) {
-  for (int i = 0; i < c.num_shapes; ++i) {
-    if (c.shapes[i].key_split > 1) return true;
-  }
-  return false;
+PLAIT_HD constexpr int key_split(const KernelConfig& c) {  // of the shape that splits them, or 1
+  int split = 1;
+  for (int i = 0; i < c.num_shapes; ++i)
+    split = c.shapes[i].key_split > split ? c.shapes[i].key_split : split;
+  return split;
+}
+PLAIT_HD constexpr bool splits_keys(const KernelConfig& c) { return key_split(c) > 1; }
+// Whether K and V are copied by a warp each, and so independently of each other: pages.
+PLAIT_HD constexpr bool loads_apart(const KernelConfig& c) {
+  return c.loader == Loader::kPaged && !is_fp8(c.dtype_kv);
 }
 // Producers are at most two units ahead of the one that consumers store.
 inline constexpr int kUnits = 3, kUnitBytes = 80;

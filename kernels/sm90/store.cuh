@@ -7,45 +7,50 @@
 
 namespace plait::sm90 {
 
-// Joins warpgroup 1's state of the same 64 rows into warpgroup 0's. All warpgroups call it. The
-// output goes through the second 64 rows of Q's buffer `q`, as much at a time as they hold.
+// Joins the states of the same 64 rows of all warpgroups that split the keys into warpgroup 0's, in
+// their order. All warpgroups call it. The output of warpgroup w goes through rows 64 w ... of Q's
+// buffer `q`, whose first 64 rows alone are in use, as much at a time as they hold.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q,
                                   SoftmaxState (&state)[2]) {
   constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
   constexpr int kCount = padded_dim(kConfig.head_dim_vo) / 2;
   constexpr int kPart = 16 * panels_of(kConfig.head_dim_qk), kParts = (kCount + kPart - 1) / kPart;
-  constexpr int kTileQ = Smem<kConfig>::kTileQ;
-  static_assert(kTileQ >= 128);
-  const bool gives = threadIdx.x / 128 == 1, takes = threadIdx.x < 128;
-  // Element i of all threads lie side by side, 16 elements in the free half of each panel.
-  const auto exchange = [&](int i) {
-    unsigned char* panel = q + (i / 16 * kTileQ + 64) * kPanelRowBytes;
+  constexpr int kTileQ = Smem<kConfig>::kTileQ, kSplit = key_split(kConfig);
+  static_assert(kTileQ >= 64 * kSplit);
+  const int warpgroup = threadIdx.x / 128;
+  const bool gives = warpgroup >= 1 && warpgroup < kSplit, takes = warpgroup == 0;
+  // Element i of all threads lie side by side, 16 elements in the giver's rows of each panel.
+  const auto exchange = [&](int giver, int i) {
+    unsigned char* panel = q + (i / 16 * kTileQ + 64 * giver) * kPanelRowBytes;
     return reinterpret_cast<float*>(panel) + i % 16 * 128 + threadIdx.x % 128;
   };
-  OutputScales scales[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+  OutputScales scales[kSplit][2];  // of the giver
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     ptx::named_barrier(kJoinReady, kThreads);  // what was there has been read
     if (gives) {
 #pragma unroll
       for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
-        *exchange(i) = consumer.o[part * kPart + i];
+        *exchange(warpgroup, i) = consumer.o[part * kPart + i];
       }
     }
     ptx::named_barrier(kJoinWritten, kThreads);
     if (!takes) continue;
-    if (part == 0 && VariantTraits<Variant>::kUseSoftmax) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        scales[r] = merge(state[r], consumer.state(r, 1));
+    for (int giver = 1; giver < kSplit; ++giver) {
+#pragma unroll
+      for (int r = 0; r < 2 && part == 0; ++r) {
+        scales[giver][r] = VariantTraits<Variant>::kUseSoftmax
+                               ? merge(state[r], consumer.state(r, giver))
+                               : OutputScales{1.0f, 1.0f};
       }
-    }
 #pragma unroll
-    for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
-      float& o = consumer.o[part * kPart + i];
-      const OutputScales& s = scales[i / 2 % 2];
-      o = s.a * o + s.b * *exchange(i);
+      for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
+        float& o = consumer.o[part * kPart + i];
+        const OutputScales& s = scales[giver][i / 2 % 2];
+        o = s.a * o + s.b * *exchange(giver, i);
+      }
     }
   }
   __syncwarp();  // one lane arrives for all (release_q), whose loads must be done

@@ -254,7 +254,7 @@ def make_plan(
             target[name] = integer(where, name, value, 0)
     for i, (name, values, checked) in enumerate(
         (
-            ("key_split", key_split, lambda *at: integer(*at, 1, 2)),
+            ("key_split", key_split, lambda *at: integer(*at, 1, 3)),
             ("fixed_us", fixed_us, lambda *at: number(*at, 0, _MOST_US)),
             ("us_per_key", us_per_key, lambda *at: number(*at, 0, _MOST_US_PER_KEY)),
         ),

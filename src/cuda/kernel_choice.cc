@@ -165,7 +165,9 @@ KernelConfig with_third_warpgroup(KernelConfig sm90) {
   // than two, and K and V are read for more rows.
   const int panels = std::max(sm90::panels_of(sm90.head_dim_qk), sm90::panels_of(sm90.head_dim_vo));
   if (panels > 2) return sm90;
-  for (int stages = 4; stages >= 2; stages -= 2) {  // even, for split keys
+  // With pages all three split the keys of few rows; see check_config of sm90/attention.cuh.
+  const int split = sm90::loads_apart(sm90) ? 3 : 2;
+  for (int stages = 2 * split; stages >= split; stages -= split) {
     const KernelConfig wide = with_tile(sm90, {192, panels == 1 ? 112 : 80, stages});
     if (wide.ctas_per_sm > 0 && wide.num_q_stages == sm90.num_q_stages) return wide;
   }

@@ -60,9 +60,11 @@ KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
     c.consumer_registers = (kRegistersOfWarpgroups - c.producer_registers) / 3 / 8 * 8;
     c.shapes[0].tile_q = tile.tile_q;
   }
-  if (c.num_stages % 2 != 0) {  // check_config of sm90/attention.cuh
-    c.num_shapes = 1;
-    c.shapes[1] = {};
+  if (c.num_shapes > 1) {  // as many parts of the keys as check_config of sm90/attention.cuh takes
+    int split = sm90::loads_apart(c) ? c.num_consumer_warpgroups : 2;
+    while (c.num_stages % split != 0) --split;
+    c.num_shapes = split > 1 ? 2 : 1;
+    c.shapes[1] = split > 1 ? TileShape{Mma::kWgmma, 64, split} : TileShape{};
   }
   const auto fits = [&] {
     if (is_fp8(c.dtype_kv)) {

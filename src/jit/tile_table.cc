@@ -65,7 +65,7 @@ void add_sm90(int head_dim_qk, int head_dim_vo, std::vector<Entry>& to) {
       const bool most = i + 1 == tiles.size() || tiles[i + 1].tile_kv != config.tile_kv ||
                         config.num_stages == kMostStages;
       const bool is_chosen = to_string(cuda::tile_of(config)) == to_string(cuda::tile_of(chosen));
-      if (config.num_stages > kMostStages || !(most || is_chosen || config.num_stages == 2))
+      if (!is_chosen && (config.num_stages > kMostStages || !(most || config.num_stages == 2)))
         continue;
       TileRow row;
       row.kernel = concat("sm90 ", to_string(cuda::tile_of(config)));

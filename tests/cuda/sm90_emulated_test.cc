@@ -102,7 +102,7 @@ constexpr KernelConfig with_rows(KernelConfig config, int tile_q, int q_stages) 
 }
 constexpr KernelConfig with_split(KernelConfig config) {
   config.num_shapes = 2;
-  config.shapes[1] = {Mma::kWgmma, 64, 2};
+  config.shapes[1] = {Mma::kWgmma, 64, config.num_stages % 3 == 0 ? 3 : 2};
   return config;
 }
 constexpr KernelConfig kBoth = with_split(config_of(128, 128, 128, 2, 2));
@@ -175,10 +175,12 @@ TEST(Sm90Emulated, TilesOf176KeysAndOneBufferOfQ) {
   run_sm90<with_loader(kOneBuffer, Loader::kPaged)>(pages, 2);
 }
 constexpr KernelConfig kThree = with_split(config_of(128, 128, 80, 2, 3));
+constexpr KernelConfig kThreeSplit =
+    with_loader(with_split(config_of(128, 128, 80, 3, 3)), Loader::kPaged);
 TEST(Sm90Emulated, TilesOf192Rows) {
   const auto pages =
       make_case<Bfloat16>(shape_of(kThree, 16), {1, -1, 0}, {1, 110, 50}, {365, 177, 50}, 0, 54);
-  run_sm90<with_loader(kThree, Loader::kPaged)>(pages, 2);
+  run_sm90<kThreeSplit>(pages, 2);
   const auto affine =
       make_case<Bfloat16>(shape_of(kThree, 0), {1, -1, 0}, {100, 3}, {160, 900}, 0, 55);
   EXPECT_GT(run_sm90<kThree>(affine, 4), 0);
@@ -204,7 +206,8 @@ void check_late_boxes(unsigned seed) {
 }
 TEST(Sm90Emulated, BoxesThatLandLate) {
   for (const unsigned seed : {1u, 2u}) {
-    check_late_boxes<with_split(config_of(64, 64, 32, 2, 3))>(seed);
+    check_late_boxes<with_split(config_of(64, 64, 32, 2, 3))>(seed);  // one warpgroup is idle
+    check_late_boxes<with_split(config_of(64, 64, 32, 3, 3))>(seed);
     check_late_boxes<with_split(config_of(64, 64, 32, 4, 2))>(seed);
     check_late_boxes<with_rows(config_of(64, 64, 32, 3, 1), 32, 2)>(seed);
   }
@@ -215,7 +218,7 @@ TEST(Sm90Emulated, UnitsWithoutKeysInARow) {
   shape.group_size = 5;
   const auto c = make_case<Bfloat16>(shape, {1, -1, 0}, {5, 5, 5, 5, 5, 5, 5, 5},
                                      {0, 0, 0, 5, 0, 900, 0, 0}, 0, 57);
-  for (const int num_ctas : {1, 7}) run_sm90<with_loader(kThree, Loader::kPaged)>(c, num_ctas);
+  for (const int num_ctas : {1, 7}) run_sm90<kThreeSplit>(c, num_ctas);
 }
 TEST(Sm90Emulated, TilesOf144Keys) {
   const auto affine =
@@ -246,7 +249,7 @@ TEST(Sm90Emulated, HeadDims) {
   constexpr Dtype kHalf = Dtype::kFloat16;
   check_dims<config_of(8, 8, 64, 2, 1, kHalf)>(0, 8);
   check_dims<with_loader(config_of(40, 24, 64, 3, 1, kHalf), Loader::kGather)>(3, 9);
-  check_dims<with_split(with_loader(config_of(64, 56, 112, 4, 3, kHalf), Loader::kPaged))>(64, 13);
+  check_dims<with_split(with_loader(config_of(64, 56, 112, 6, 3, kHalf), Loader::kPaged))>(64, 13);
   check_dims<with_split(with_loader(config_of(72, 200, 32, 2, 2, kHalf), Loader::kPaged))>(16, 10);
   check_dims<with_split(with_loader(config_of(192, 128, 96, 2, 2, kHalf), Loader::kPaged))>(64, 11);
   check_dims<with_split(with_loader(config_of(256, 256, 48, 2, 2, kHalf), Loader::kGather))>(5, 12);

@@ -332,6 +332,9 @@ TEST(KernelChoice, Sm90TilesByName) {
   const KernelConfig three = choose_kernel(attention("sm90 192x80x2"), "90a");
   EXPECT_EQ(three.num_consumer_warpgroups, 3);
   EXPECT_EQ(to_string(tile_of(three)), "192x80x2");
+  EXPECT_EQ(three.shapes[1].key_split, 2);
+  EXPECT_EQ(choose_kernel(attention("sm90 192x80x3"), "90a").shapes[1].key_split, 3);
+  EXPECT_EQ(choose_kernel(attention("sm90 128x64x3"), "90a").num_shapes, 1);
   AttentionConfig rope_too = attention("sm90 128x96x2");
   rope_too.variant = rope();
   EXPECT_GE(choose_kernel(rope_too, "90a").producer_registers, 88);
@@ -346,9 +349,9 @@ TEST(KernelChoice, Sm90ThirdWarpgroup) {
     change(config);
     return to_string(tile_of(choose_kernel(config, "90a")));
   };
-  EXPECT_EQ(chosen([](AttentionConfig&) {}), "192x80x2");
-  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = full(); }), "192x80x2");
-  EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = c.head_dim_vo = 64; }), "192x112x4");
+  EXPECT_EQ(chosen([](AttentionConfig&) {}), "192x80x3");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = full(); }), "192x80x3");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = c.head_dim_vo = 64; }), "192x112x6");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.bounds.requests = 1; }), "128x128x2");  // few tiles
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = soft_cap(30.0f); }), "128x128x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = 192; }), "128x96x2");

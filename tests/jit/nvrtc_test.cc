@@ -288,7 +288,7 @@ TEST_F(Nvrtc, LargeSm90TilesCompileWithoutSpills) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "says nothing about host code; the plain build compiles them";
 #endif
-  for (const char* tile : {"128x144x2", "128x176x2", "192x80x2"}) {
+  for (const char* tile : {"128x144x2", "128x176x2", "192x80x2", "192x80x3"}) {
     const KernelConfig config =
         cuda::with_tile(cuda::sm90_config(Dtype::kBfloat16, 128, 128, Loader::kPaged, 128),
                         cuda::parse_sm90_tile(tile));
