@@ -7,9 +7,9 @@
 
 namespace plait::sm90 {
 
-// Joins the states of the same 64 rows of all warpgroups that split the keys into warpgroup 0's, in
-// their order. All warpgroups call it. The output of warpgroup w goes through rows 64 w ... of Q's
-// buffer `q`, whose first 64 rows alone are in use, as much at a time as they hold.
+// Joins the states of the same 64 rows of all warpgroups that split the keys into warpgroup 0's. All
+// warpgroups call it. The output of warpgroup w goes through rows 64 w ... of Q's buffer `q`, of
+// which the first 64 alone are in use, as much at a time as they hold.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q,
                                   SoftmaxState (&state)[2]) {
@@ -19,37 +19,44 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
   constexpr int kTileQ = Smem<kConfig>::kTileQ, kSplit = key_split(kConfig);
   static_assert(kTileQ >= 64 * kSplit);
   const int warpgroup = threadIdx.x / 128;
-  const bool gives = warpgroup >= 1 && warpgroup < kSplit, takes = warpgroup == 0;
   // Element i of all threads lie side by side, 16 elements in the giver's rows of each panel.
   const auto exchange = [&](int giver, int i) {
     unsigned char* panel = q + (i / 16 * kTileQ + 64 * giver) * kPanelRowBytes;
     return reinterpret_cast<float*>(panel) + i % 16 * 128 + threadIdx.x % 128;
   };
-  OutputScales scales[kSplit][2];  // of the giver
+  float scale[kSplit][2];  // of each warpgroup's output
+#pragma unroll
+  for (int i = 0; i < 2 * kSplit; ++i) scale[i / 2][i % 2] = 1.0f;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     ptx::named_barrier(kJoinReady, kThreads);  // what was there has been read
-    if (gives) {
+    if (warpgroup > 0 && warpgroup < kSplit) {
 #pragma unroll
       for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
         *exchange(warpgroup, i) = consumer.o[part * kPart + i];
       }
     }
     ptx::named_barrier(kJoinWritten, kThreads);
-    if (!takes) continue;
+    if (warpgroup > 0) continue;
+    if (part == 0 && VariantTraits<Variant>::kUseSoftmax) {
 #pragma unroll
-    for (int giver = 1; giver < kSplit; ++giver) {
+      for (int r = 0; r < 2; ++r) {
 #pragma unroll
-      for (int r = 0; r < 2 && part == 0; ++r) {
-        scales[giver][r] = VariantTraits<Variant>::kUseSoftmax
-                               ? merge(state[r], consumer.state(r, giver))
-                               : OutputScales{1.0f, 1.0f};
+        for (int giver = 1; giver < kSplit; ++giver) {
+          const OutputScales s = merge(state[r], consumer.state(r, giver));
+#pragma unroll
+          for (int before = 0; before < giver; ++before) scale[before][r] *= s.a;
+          scale[giver][r] = s.b;
+        }
       }
+    }
 #pragma unroll
-      for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
-        float& o = consumer.o[part * kPart + i];
-        const OutputScales& s = scales[giver][i / 2 % 2];
-        o = s.a * o + s.b * *exchange(giver, i);
+    for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
+      float& o = consumer.o[part * kPart + i];
+      o *= scale[0][i / 2 % 2];
+#pragma unroll
+      for (int giver = 1; giver < kSplit; ++giver) {
+        o += scale[giver][i / 2 % 2] * *exchange(giver, i);
       }
     }
   }
