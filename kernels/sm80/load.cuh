@@ -16,12 +16,13 @@
 
 namespace plait::sm80 {
 
-// Calls transform(row index, accessor) for rows [0, num_rows) of a tile. kInOrder: row r + 1 is one
-// position behind row r.
+// Calls transform(number, accessor) for the first num_rows rows of a tile, which are numbered from
+// first_number on. kInOrder: by position.
 template <int kThreads, Dtype kDtype, int kHeadDim, bool kInOrder, class F>
-PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, F&& transform) {
+PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, int first_number,
+                                 F&& transform) {
   plait::transform_rows<Storage<kDtype>, kHeadDim, kInOrder, kThreads>(
-      tile, num_rows, threadIdx.x,
+      tile, num_rows, first_number, threadIdx.x,
       [](int row, int col) { return element_offset(kHeadDim, row, col); }, transform);
 }
 
@@ -69,12 +70,11 @@ struct Loader {
       if constexpr (kFp8) __syncthreads();
       const int first = smem.unit.tiles[j] * kTileKv;
       transform_rows<kThreads, kConfig.dtype_q, kDimQk, true>(
-          k_tile(stage), min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+          k_tile(stage), min(kTileKv, smem.unit.kv_end - first), smem.unit.kv_pos_begin + first,
+          [&](int position, auto& accessor) {
             dequantise<kConfig.dtype_kv>(accessor, call.params.k_scale);
-            Variant::key_transform(
-                call.variant,
-                {smem.unit.request, smem.unit.kv_pos_begin + first + row, smem.unit.kv_head},
-                accessor);
+            Variant::key_transform(call.variant, {smem.unit.request, position, smem.unit.kv_head},
+                                   accessor);
           });
     }
     if constexpr (kFp8 || Traits::kHasKeyTransform || Traits::kHasQueryTransform) __syncthreads();
@@ -90,12 +90,11 @@ struct Loader {
       if constexpr (kFp8) __syncthreads();
       const int first = smem.unit.tiles[j] * kTileKv;
       transform_rows<kThreads, kConfig.dtype_q, kDimVo, true>(
-          v_tile(stage), min(kTileKv, smem.unit.kv_end - first), [&](int row, auto& accessor) {
+          v_tile(stage), min(kTileKv, smem.unit.kv_end - first), smem.unit.kv_pos_begin + first,
+          [&](int position, auto& accessor) {
             dequantise<kConfig.dtype_kv>(accessor, call.params.v_scale);
-            Variant::value_transform(
-                call.variant,
-                {smem.unit.request, smem.unit.kv_pos_begin + first + row, smem.unit.kv_head},
-                accessor);
+            Variant::value_transform(call.variant, {smem.unit.request, position, smem.unit.kv_head},
+                                     accessor);
           });
     }
     if constexpr (kFp8 || Traits::kHasValueTransform) __syncthreads();
@@ -225,7 +224,7 @@ struct Loader {
 
   PLAIT_DEVICE void transform_q() {
     transform_rows<kThreads, kConfig.dtype_q, kDimQk,
-                   false>(smem.q, smem.unit.num_rows, [&](int row, auto& accessor) {
+                   false>(smem.q, smem.unit.num_rows, 0, [&](int row, auto& accessor) {
       const RowInfo& info = smem.rows[row];
       Variant::query_transform(call.variant, {info.request, info.position, info.qo_head}, accessor);
     });

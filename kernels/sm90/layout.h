@@ -39,7 +39,9 @@ PLAIT_HD constexpr int chunk_offset(int rows, int row, int chunk) {
          ((in_panel ^ (row & 7)) * kChunkBytes);
 }
 PLAIT_HD constexpr int element_offset(int rows, int row, int col) {
-  return chunk_offset(rows, row, col / kChunkCols) + col % kChunkCols * 2;
+  // As chunk_offset(rows, row, col / 8) + col % 8 * 2, in fewer instructions.
+  return col / kPanelCols * rows * kPanelRowBytes + row * kPanelRowBytes +
+         ((col % kPanelCols * 2) ^ (row * kChunkBytes & 7 * kChunkBytes));
 }
 
 // Descriptors: 14-bit fields in units of 16 bytes; layout type 1 is the 128-byte swizzle. Only the

@@ -290,14 +290,15 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
 
 // ---- finish warps -------------------------------------------------------------------------------
 
-// Calls transform(row index, accessor) for rows [0, num_rows) of a tile of `rows` rows. kInOrder:
-// their positions are.
+// Calls transform(number, accessor) for the first num_rows rows of a tile of `rows` rows, which are
+// numbered from first_number on. kInOrder: by position.
 template <KernelConfig kConfig, class Variant, int kDim, Dtype kDtype, bool kInOrder = true,
           class F>
-PLAIT_DEVICE void transform_rows(unsigned char* tile, int rows, int num_rows, F&& transform) {
+PLAIT_DEVICE void transform_rows(unsigned char* tile, int rows, int num_rows, int first_number,
+                                 F&& transform) {
   using R = Roles<kConfig, Variant>;
   plait::transform_rows<Storage<kDtype>, kDim, kInOrder, 32 * R::kFinishWarps>(
-      tile, num_rows, threadIdx.x % 128 - 32 * R::kLoadWarps,
+      tile, num_rows, first_number, threadIdx.x % 128 - 32 * R::kLoadWarps,
       [&](int row, int col) { return element_offset(rows, row, col); }, transform);
 }
 
@@ -361,7 +362,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   if constexpr (R::Traits::kHasQueryTransform) {
     ptx::named_barrier(kFinishBarrier, kThreads);
     transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q, false>(
-        smem_q, Smem<kConfig>::kTileQ, unit.num_rows, [&](int row, auto& accessor) {
+        smem_q, Smem<kConfig>::kTileQ, unit.num_rows, 0, [&](int row, auto& accessor) {
           const PackedRow packed = row_of(params, row_map, unit, row);
           const RowContext context{params.plan->token_request[packed.token],
                                    params.plan->token_position[packed.token], packed.qo_head};
@@ -414,11 +415,11 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
       if constexpr (R::Traits::kHasKeyTransform) ptx::named_barrier(kFinishBarrier, kThreads);
     }
     if constexpr (R::Traits::kHasKeyTransform) {
-      const int position = unit.kv_pos_begin + tile * kTileKv;
+      const int first_position = unit.kv_pos_begin + tile * kTileKv;
       transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q>(
-          smem.k[slot.stage], kTileKv, num_keys, [&](int row, auto& accessor) {
+          smem.k[slot.stage], kTileKv, num_keys, first_position, [&](int position, auto& accessor) {
             dequantise<kConfig.dtype_kv>(accessor, params.k_scale);
-            Variant::key_transform(variant, {request, position + row, unit.kv_head}, accessor);
+            Variant::key_transform(variant, {request, position, unit.kv_head}, accessor);
           });
     }
     arrive_finished(&smem.full_k[slot.stage]);
@@ -440,11 +441,11 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
       if constexpr (R::Traits::kHasValueTransform) ptx::named_barrier(kFinishBarrier, kThreads);
     }
     if constexpr (R::Traits::kHasValueTransform) {
-      const int position = unit.kv_pos_begin + tile * kTileKv;
+      const int first_position = unit.kv_pos_begin + tile * kTileKv;
       transform_rows<kConfig, Variant, kConfig.head_dim_vo, kConfig.dtype_q>(
-          v, kTileKv, num_keys, [&](int row, auto& accessor) {
+          v, kTileKv, num_keys, first_position, [&](int position, auto& accessor) {
             dequantise<kConfig.dtype_kv>(accessor, params.v_scale);
-            Variant::value_transform(variant, {request, position + row, unit.kv_head}, accessor);
+            Variant::value_transform(variant, {request, position, unit.kv_head}, accessor);
           });
     }
     if (!R::kFp8 && foreign) {

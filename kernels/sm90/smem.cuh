@@ -121,8 +121,9 @@ struct Roles {
   // Whether every tile of K, of V has a second stage.
   static constexpr bool kTransformK = kFp8 || Traits::kHasKeyTransform;
   static constexpr bool kTransformV = kFp8 || Traits::kHasValueTransform;
-  // Boxes of fp8 pages are issued by one warp: the others have much to do.
-  static constexpr int kLoadWarps = kConfig.loader == Loader::kAffine || (kFp8 && kTma) ? 1 : 2;
+  // Boxes of pages are issued by one warp where the others have much to do.
+  static constexpr int kLoadWarps =
+      kConfig.loader == Loader::kAffine || (kTma && (kTransformK || kTransformV)) ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
   static constexpr bool kLoadsApart = loads_apart(kConfig);
   // Arrivals that complete a phase: TMA counts bytes behind one arrival; cp.async arrives per lane.

@@ -1,45 +1,93 @@
 // Rows of a tile of 16-bit elements in shared memory, a row at a time in the registers of a group
 // of lanes: the accessor that row transforms see in the tensor-core kernels (members:
 // host_device/row.h). A row is read once and written once, in pieces of 8 bytes, however many
-// transforms run on it; both halves of a pair are in one lane in either pairing. Along the rows of
-// a tile the angle of a pair grows by a constant, so that all but a lane's first row turn it by one
-// complex product.
+// transforms run on it; both halves of a pair are in one lane in either pairing. A group takes runs
+// of four rows, side by side, so that none waits for its own shared memory, angles or user's loads.
 #pragma once
 #include "host_device/convert.h"
 #include "host_device/row.h"
 
 namespace plait {
 
-// The angles of a lane's four pairs, from row to row. kInOrder: a lane's next row is a position on.
+inline constexpr int kRowsOfRun = 4;
+
+// The angles of a lane's four pairs, from row to row. Its frequencies are read when a row meets a
+// table for the first time. kInOrder: rows are met in runs of positions 4 n ... 4 n + 3, of which
+// only the first costs a sine and a cosine. By
+//   f(p + 1) = 2 cos(step) f(p) - f(p - 1)    for f = cos, sin
+// the others take two instructions a pair; a position's angles are the same bits whatever rows
+// were met before. All conditions are constants once the runs are unrolled.
 template <bool kInOrder>
 struct Rotor {
-  CosSin now[4];
-  int position = 0;
-  bool running = false;
+  static constexpr int kRun = kInOrder ? kRowsOfRun : 1;
 
-  // The angles at `at` of pairs first[0], first[0] + 1, first[1], first[1] + 1, both even. Pairs
-  // beyond the table's are not turned.
-  PLAIT_DEVICE void turn_to(int at, const RotationTable& table, int num_pairs,
+  const TurnsPerPosition* memory = nullptr;
+  int pairs_of = 0;  // what the angles are of, see rotate(); 0: nothing yet
+  TurnsPerPosition turns[4] = {};
+  CosSin step[4] = {}, now[4] = {}, before[4] = {};
+  int run = 0, place = kRun;  // `now` is of position run + place; place kRun: of none
+
+  // Rows of the run at `first` come next. (Nothing of `now` is kept: registers.)
+  PLAIT_DEVICE void start_run(int first) {
+    run = first;
+    place = kRun;
+  }
+
+  // To position `at` of pairs first[0], first[0] + 1, first[1], first[1] + 1 of `table`, both even.
+  // Those from num_pairs on are not turned. `pairs` stands for num_pairs and first.
+  PLAIT_DEVICE void turn_to(int at, const TurnsPerPosition* table, int pairs, int num_pairs,
                             const int (&first)[2]) {
+    const bool known = pairs_of == pairs && memory == table;
+    if (!known) read(rotation_table(table, num_pairs), num_pairs, first);
+    const bool within = kInOrder && static_cast<unsigned>(at - run) < kRun;
+    const int run_of = within ? run : at & -kRun;
+    const int place_of = within ? at - run : at & (kRun - 1);
+    if (known && within && place + 1 == place_of) {
+      turn_on(place == 0);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) now[i] = fast_cos_sin(turn_at(turns[i], run_of));
+      if constexpr (kInOrder) {
+#pragma unroll 1
+        for (int i = 0; i < place_of; ++i) turn_on(i == 0);
+      }
+    }
+    memory = table;
+    pairs_of = pairs;
+    place = within ? place_of : kRun;
+  }
+
+ private:
+  PLAIT_DEVICE void read(const RotationTable& table, int num_pairs, const int (&first)[2]) {
+    struct alignas(16) TwoTurns {
+      TurnsPerPosition turns[2];
+    };
     struct alignas(16) TwoSteps {
       CosSin step[2];
     };
-    const bool next = kInOrder && running && at == position + 1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (first[i] >= num_pairs) {
-        now[2 * i] = now[2 * i + 1] = {1.0f, 0.0f};
-      } else if (next) {
-        const TwoSteps two = *reinterpret_cast<const TwoSteps*>(table.steps + first[i]);
-        now[2 * i] = compose(now[2 * i], two.step[0]);
-        now[2 * i + 1] = compose(now[2 * i + 1], two.step[1]);
-      } else {
-        now[2 * i] = fast_cos_sin(turn_at(table.turns[first[i]], at));
-        now[2 * i + 1] = fast_cos_sin(turn_at(table.turns[first[i] + 1], at));
+      const bool turned = first[i] < num_pairs;
+      const int from = turned ? first[i] : 0;
+      const TwoTurns t = *reinterpret_cast<const TwoTurns*>(table.turns + from);
+      const TwoSteps s = *reinterpret_cast<const TwoSteps*>(table.steps + from);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        turns[2 * i + j] = turned ? t.turns[j] : 0;
+        step[2 * i + j] = turned ? s.step[j] : CosSin{1.0f, 0.0f};
       }
     }
-    running = true;
-    position = at;
+  }
+  PLAIT_DEVICE void turn_on(bool is_second) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float twice = 2 * step[i].cos;
+      const CosSin next = is_second ? compose(now[i], step[i])
+                                    : CosSin{twice * now[i].cos - before[i].cos,
+                                             twice * now[i].sin - before[i].sin};
+      before[i] = now[i];
+      now[i] = next;
+    }
   }
 };
 
@@ -66,7 +114,8 @@ struct RegisterRow {
   static PLAIT_DEVICE unsigned group() {
     return (kGroup == 32 ? ~0u : (1u << kGroup % 32) - 1) << first_lane();
   }
-  PLAIT_DEVICE bool active() const { return kLanes == kGroup || lane < kLanes; }
+  static PLAIT_DEVICE bool is_active(int lane) { return kLanes == kGroup || lane < kLanes; }
+  PLAIT_DEVICE bool active() const { return is_active(lane); }
 
   // Of element index(j, 0) on: 8 bytes.
   struct alignas(8) Piece {
@@ -124,21 +173,20 @@ struct RegisterRow {
   PLAIT_DEVICE void rotate(int position, const TurnsPerPosition* memory) {
     constexpr int kPairs = (kNum == 0 ? kDim : kNum) / 2;
     static_assert(kPairs % 4 == 0);
-    const RotationTable table = rotation_table(memory, kPairs);
     if constexpr (kPairing == Pairing::kAdjacent) {
       if (!active()) return;
-      rotor.turn_to(position, table, kPairs, {2 * lane, kDim / 4 + 2 * lane});
+      rotor.turn_to(position, memory, kPairs, kPairs, {2 * lane, kDim / 4 + 2 * lane});
 #pragma unroll
       for (int p = 0; p < 4; ++p) {
         rotate_pair(rotor.now[p], x[p / 2][2 * (p % 2)], x[p / 2][2 * (p % 2) + 1]);
       }
     } else if constexpr (2 * kPairs == kDim) {
       if (!active()) return;
-      rotor.turn_to(position, table, kPairs, {4 * lane, 4 * lane + 2});
+      rotor.turn_to(position, memory, -kPairs, kPairs, {4 * lane, 4 * lane + 2});
 #pragma unroll
       for (int p = 0; p < 4; ++p) rotate_pair(rotor.now[p], x[0][p], x[1][p]);
     } else {
-      rotate_part<kPairs / 4>(position, table.turns);
+      rotate_part<kPairs / 4>(position, memory);
     }
   }
 
@@ -172,43 +220,67 @@ struct RegisterRow {
   }
 };
 
-// Calls transform(row, accessor) for rows [0, num_rows) of a tile, on `kNumThreads` threads (whole
-// warps; thread = 0 ... kNumThreads - 1). offset(row, col): bytes from `tile` to an element, of
-// which four from a multiple of four on are neighbours. kInOrder: row r + 1 is one position behind
-// row r.
+// Calls transform(number, accessor) for kRows rows from `row` on: all are read, transformed, then
+// written.
+template <int kRows, class Row, class Rotor, class Offset, class F>
+PLAIT_DEVICE void transform_side_by_side(unsigned char* tile, int row, int number, int lane,
+                                         Rotor& rotor, Offset offset, F& transform) {
+  using Piece = typename Row::Piece;
+  const auto piece = [&](int i, int j) {
+    return reinterpret_cast<Piece*>(tile + offset(row + i, Row::dim / 2 * j + 4 * lane));
+  };
+  const bool active = Row::is_active(lane);
+  Piece pieces[kRows][2] = {};
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (!active) continue;
+    pieces[i][0] = *piece(i, 0);
+    pieces[i][1] = *piece(i, 1);
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    Row accessor{{}, lane, rotor};
+    accessor.unpack(pieces[i][0], pieces[i][1]);
+    transform(number + i, accessor);
+    pieces[i][0] = accessor.packed(0);
+    pieces[i][1] = accessor.packed(1);
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (!active) continue;
+    *piece(i, 0) = pieces[i][0];
+    *piece(i, 1) = pieces[i][1];
+  }
+}
+
+// Calls transform(number, accessor) for the num_rows rows of a tile, which are numbered from
+// first_number on, by `kNumThreads` threads (whole warps; thread = 0 ... kNumThreads - 1).
+// offset(row, col): bytes from `tile` to an element of row 0 ... num_rows - 1, of which four from a
+// multiple of four on are neighbours. kInOrder: numbers are positions.
 template <class T, int kDim, bool kInOrder, int kNumThreads, class Offset, class F>
-PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, int thread, Offset offset,
-                                 F&& transform) {
+PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, int first_number, int thread,
+                                 Offset offset, F&& transform) {
   constexpr int kGroup = lanes_of_row(kDim), kNumGroups = kNumThreads / kGroup;
   static_assert(kNumThreads % 32 == 0);
   using Row = RegisterRow<T, kDim, kInOrder>;
-  using Piece = typename Row::Piece;
   Rotor<kInOrder> rotor;
-  const int lane = thread % kGroup;
-  Row accessor{{}, lane, rotor};
-  const bool active = accessor.active();
-  const auto piece = [&](int row, int j) {
-    return reinterpret_cast<Piece*>(tile + offset(row, kDim / 2 * j + 4 * lane));
-  };
-  // Each group takes a run of rows. The next row is on its way while this one is transformed.
-  const int share = (num_rows + kNumGroups - 1) / kNumGroups;
-  int row = thread / kGroup * share;
-  const int end = row + share < num_rows ? row + share : num_rows;
-  Piece next[2] = {};
-  const auto fetch = [&](int r) {
-    if (r >= end || !active) return;
-    next[0] = *piece(r, 0);
-    next[1] = *piece(r, 1);
-  };
-  fetch(row);
+  const int lane = static_cast<unsigned>(thread) % kGroup, end = first_number + num_rows;
+  // A group takes every kNumGroups-th run. Runs start at multiples of their length, which the
+  // compiler sees.
 #pragma unroll 1
-  for (; row < end; ++row) {
-    accessor.unpack(next[0], next[1]);
-    fetch(row + 1);
-    transform(row, accessor);
-    if (active) {
-      *piece(row, 0) = accessor.packed(0);
-      *piece(row, 1) = accessor.packed(1);
+  for (int run = (first_number >> 2) + thread / kGroup; run * kRowsOfRun < end; run += kNumGroups) {
+    const int begin = run * kRowsOfRun;
+    rotor.start_run(begin);
+    if (begin >= first_number && begin + kRowsOfRun <= end) {
+      transform_side_by_side<kRowsOfRun, Row>(tile, begin - first_number, begin, lane, rotor,
+                                              offset, transform);
+    } else {  // cut by an end of the tile
+      const int stop = min(begin + kRowsOfRun, end);
+#pragma unroll 1
+      for (int number = max(begin, first_number); number < stop; ++number) {
+        transform_side_by_side<1, Row>(tile, number - first_number, number, lane, rotor, offset,
+                                       transform);
+      }
     }
   }
 }
