@@ -161,7 +161,7 @@ TEST(RegisterRowEmulated, AsTheOneLaneAccessor) {
 
 // The rows of positions first ... first + num_rows - 1, each of ones, turned.
 std::vector<Float16> turned_ones(int first, int num_rows) {
-  constexpr int kDim = 64;
+  static constexpr int kDim = 64;
   const std::vector<TurnsPerPosition> table = table_of(4, kDim);
   std::vector<Float16> tile(num_rows * kDim, from_float<Float16>(1.0f));
   emulate::launch(1, kThreads, {0}, [&] {
