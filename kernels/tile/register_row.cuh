@@ -12,11 +12,9 @@ namespace plait {
 inline constexpr int kRowsOfRun = 4;
 
 // The angles of a lane's four pairs, from row to row. Its frequencies are read when a row meets a
-// table for the first time. kInOrder: rows are met in runs of positions 4 n ... 4 n + 3, of which
-// only the first costs a sine and a cosine. By
-//   f(p + 1) = 2 cos(step) f(p) - f(p - 1)    for f = cos, sin
-// the others take two instructions a pair; a position's angles are the same bits whatever rows
-// were met before. All conditions are constants once the runs are unrolled.
+// table for the first time. kInOrder: rows are met in runs of positions 4 n ... 4 n + 3. The first
+// of a run costs sines and cosines, the others a complex product each; so a position's angles are
+// the same bits whatever tile it lies in. All conditions are constants once a run is unrolled.
 template <bool kInOrder>
 struct Rotor {
   static constexpr int kRun = kInOrder ? kRowsOfRun : 1;
@@ -24,7 +22,7 @@ struct Rotor {
   const TurnsPerPosition* memory = nullptr;
   int pairs_of = 0;  // what the angles are of, see rotate(); 0: nothing yet
   TurnsPerPosition turns[4] = {};
-  CosSin step[4] = {}, now[4] = {}, before[4] = {};
+  CosSin step[4] = {}, now[4] = {};
   int run = 0, place = kRun;  // `now` is of position run + place; place kRun: of none
 
   // Rows of the run at `first` come next. (Nothing of `now` is kept: registers.)
@@ -43,13 +41,13 @@ struct Rotor {
     const int run_of = within ? run : at & -kRun;
     const int place_of = within ? at - run : at & (kRun - 1);
     if (known && within && place + 1 == place_of) {
-      turn_on(place == 0);
+      turn_on();
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) now[i] = fast_cos_sin(turn_at(turns[i], run_of));
       if constexpr (kInOrder) {
 #pragma unroll 1
-        for (int i = 0; i < place_of; ++i) turn_on(i == 0);
+        for (int i = 0; i < place_of; ++i) turn_on();
       }
     }
     memory = table;
@@ -78,16 +76,9 @@ struct Rotor {
       }
     }
   }
-  PLAIT_DEVICE void turn_on(bool is_second) {
+  PLAIT_DEVICE void turn_on() {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float twice = 2 * step[i].cos;
-      const CosSin next = is_second ? compose(now[i], step[i])
-                                    : CosSin{twice * now[i].cos - before[i].cos,
-                                             twice * now[i].sin - before[i].sin};
-      before[i] = now[i];
-      now[i] = next;
-    }
+    for (int i = 0; i < 4; ++i) now[i] = compose(now[i], step[i]);
   }
 };
 

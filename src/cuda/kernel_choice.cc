@@ -147,9 +147,10 @@ KernelConfig with_landing_ring(KernelConfig sm90) {
 }
 
 KernelConfig with_row_transforms(KernelConfig sm90) {
-  // RoPE of a row with its angles takes 88. Consumers of such variants, without functors of their
-  // own, are content with the rest of what the CTA has (check_config of sm90/attention.cuh).
-  constexpr int kProducer = 88, kMostOfConsumer = 240;
+  // RoPE of four rows side by side takes 88, RMS norm before it 104. Consumers of such variants,
+  // without functors of their own, are content with the rest of what the CTA has (check_config of
+  // sm90/attention.cuh).
+  constexpr int kProducer = 104, kMostOfConsumer = 240;
   if (sm90.producer_registers >= kProducer) return sm90;
   const int warpgroups = sm90.num_consumer_warpgroups + 1;
   const int all = 65536 / (128 * warpgroups * sm90.ctas_per_sm) / 8 * 8 * warpgroups;
