@@ -35,4 +35,28 @@ PLAIT_HD i64 key_offset(const KvStrides& stride, const KeySlot& slot, int kv_hea
          kv_head * stride.head;
 }
 
+// Division of 0 <= n < 2^31 by a d that is known before: a product and a shift.
+// Source: Granlund and Montgomery, 1994, "Division by invariant integers using multiplication".
+struct Divisor {
+  unsigned multiplier, shift;  // 2^(31 + shift) / d, rounded up; 2^shift >= d
+};
+PLAIT_HD Divisor divisor_of(int d) {
+  unsigned shift = 0;
+  while (1ll << shift < d) ++shift;
+  return {static_cast<unsigned>(((1ll << (31 + shift)) + d - 1) / d), shift};
+}
+PLAIT_HD int divide(int n, const Divisor& by) {
+  const auto doubled = static_cast<unsigned long long>(2u * static_cast<unsigned>(n));
+  return static_cast<int>(static_cast<unsigned>(doubled * by.multiplier >> 32) >> by.shift);
+}
+
+// Rows of K or V in multiples of what their distances have in common: a slot lies number(slot) *
+// bytes behind slot (0, 0), which 32 bits are enough for. The host sees to that (cuda/row_units.h).
+struct RowUnits {
+  int block, token, bytes;
+  PLAIT_HD int number(int slot_block, int slot_offset) const {
+    return slot_block * block + slot_offset * token;
+  }
+};
+
 }  // namespace plait

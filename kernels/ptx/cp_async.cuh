@@ -5,7 +5,21 @@
 
 namespace plait::ptx {
 
-// 16 bytes, past L1. `bytes` 0 writes zeros and reads nothing.
+// The same address, of whose making the compiler knows nothing: a sum that many addresses begin
+// with it would else take apart and add up for each.
+PLAIT_DEVICE const unsigned char* opaque(const unsigned char* address) {
+  asm("" : "+l"(address));
+  return address;
+}
+
+// 16 bytes, past L1.
+PLAIT_DEVICE void cp_async_16(void* smem, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem_address(smem)),
+               "l"(global)
+               : "memory");
+}
+
+// `bytes` 0 writes zeros and reads nothing.
 PLAIT_DEVICE void cp_async_16(void* smem, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
                "l"(global), "r"(bytes)

@@ -18,11 +18,12 @@
 
 namespace plait::sm90 {
 
-// Whether V of a tile holds rows that are not the item's behind its keys: a box does not end where
-// they do. Gathered tiles have zeros there.
+// Whether V of a tile holds rows behind the item's keys that must become zeros: a box does not end
+// where the keys do. Gathered tiles have the last key again there, which does no harm that it does
+// not do itself; but transforms leave those rows out.
 template <class R>
 PLAIT_DEVICE bool has_foreign_v_rows(const Unit& unit, int tile, int tile_kv) {
-  return R::kTma && (tile + 1) * tile_kv > unit.kv_end;
+  return R::kForeignRows && (tile + 1) * tile_kv > unit.kv_end;
 }
 
 // ---- load warps ---------------------------------------------------------------------------------
@@ -32,6 +33,7 @@ struct Operand {
   const TensorMap* map;       // TMA
   const unsigned char* data;  // gather
   const KvStrides* stride;
+  const RowUnits* units;
   int head_dim;
 };
 
@@ -39,8 +41,9 @@ struct Operand {
 template <KernelConfig kConfig, class Variant>
 struct AffineLoader {
   const Params& params;
-  int box_rows;
   int first_row[3];  // as PagedLoader::page
+
+  PLAIT_DEVICE AffineLoader(const Sm90Maps&, const Params& params) : params(params) {}
 
   PLAIT_DEVICE void start(const Unit& unit) {
     first_row[0] =
@@ -65,31 +68,28 @@ struct AffineLoader {
 };
 
 // The block list of a unit by position. Its loads are behind no branch and nobody looks at them at
-// once, so that a tile ahead hides their latency; nor is there a division, where blocks are powers
-// of two. (With both, looking up took longer than a tile of 64 keys takes to arrive.)
+// once, so that a tile ahead hides their latency; nor is there a division. (With both, looking up
+// took longer than a tile of 64 keys takes to arrive.)
 struct BlockList {
-  const int block_size;
-  int shift = 0;                           // block_size is 1 << shift, or it is -1
+  const Params& params;
+  const Divisor& block_size;
   const unsigned char* entries = nullptr;  // of position 0
   i64 stride = 0;                          // bytes from block to block
 
-  PLAIT_DEVICE explicit BlockList(int block_size) : block_size(block_size) {
-    while (1 << shift < block_size) ++shift;
-    if (1 << shift != block_size) shift = -1;
-  }
-  PLAIT_DEVICE void start(const Params& params, const Unit& unit) {
+  PLAIT_DEVICE BlockList(const Sm90Maps& maps, const Params& params)
+      : params(params), block_size(maps.block_size) {}
+  PLAIT_DEVICE void start(const Unit& unit) {
     const BlockTable& table = params.plan->tables[unit.block->level];
     stride = table.stride_block * table.index_bytes;  // before first_entry, which branches
     entries = static_cast<const unsigned char*>(table.indices) +
               first_entry(table, *unit.block) * table.index_bytes;
   }
-  // Of 8 bytes the low word: a block of K and V that exists.
-  PLAIT_DEVICE int block(int position) const {
-    const int i = shift >= 0 ? position >> shift : position / block_size;
-    return *reinterpret_cast<const int*>(entries + i * stride);
-  }
-  PLAIT_DEVICE int offset(int position) const {
-    return shift >= 0 ? position & (block_size - 1) : position % block_size;
+  // Of 8 bytes the low word: a block of K and V that exists. offset: within the block.
+  PLAIT_DEVICE int block(int position, int& offset) const {
+    const int i = divide(position, block_size);
+    offset = position - i * params.block_size;
+    return *reinterpret_cast<const int*>(entries +
+                                         static_cast<i64>(static_cast<unsigned>(i)) * stride);
   }
 };
 
@@ -103,26 +103,22 @@ struct PagedLoader {
   static constexpr int kNoPage = -1;  // outside every tensor: TMA writes zeros
   static_assert(kTileKv / 8 <= 32, "a lane has one piece");
 
-  const Params& params;
   const int box_rows, num_pieces;
   BlockList list;
   // Of the tile looked up last, the one before (K's) and before that (V's). row: of the page; -1
   // where the piece is behind the keys.
   int page[3], row[3];
 
-  PLAIT_DEVICE PagedLoader(const Params& params, int box_rows)
-      : params(params),
-        box_rows(box_rows),
-        num_pieces(kTileKv / box_rows),
-        list(params.block_size) {}
+  PLAIT_DEVICE PagedLoader(const Sm90Maps& maps, const Params& params)
+      : box_rows(maps.box_rows), num_pieces(kTileKv / box_rows), list(maps, params) {}
 
   static PLAIT_DEVICE int piece() { return threadIdx.x % 32; }
 
-  PLAIT_DEVICE void start(const Unit& unit) { list.start(params, unit); }
+  PLAIT_DEVICE void start(const Unit& unit) { list.start(unit); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
     const int key = tile * kTileKv + piece() * box_rows;
-    page[0] = list.block(min(key, unit.kv_end - 1));
-    row[0] = key < unit.kv_end ? list.offset(key) : -1;
+    page[0] = list.block(min(key, unit.kv_end - 1), row[0]);
+    if (key >= unit.kv_end) row[0] = -1;
   }
   PLAIT_DEVICE void advance() {
     page[2] = page[1];
@@ -150,75 +146,72 @@ struct PagedLoader {
 
 // Copies by cp.async. Two warps take four rows each at a time, eight lanes a row: a lane's rows
 // then have the same place in the swizzle, and its addresses in shared memory lie a constant apart.
-// A lane looks up one or two of its warp's rows, a tile ahead of their copy, and hands them round
-// by shuffles.
+// A lane looks up one or two of its eight lanes' rows, a tile ahead of their copy, and hands them
+// round by shuffles, as numbers of 32 bits: a row costs a shuffle, a product and its copies.
+// Rows behind the keys are the last key's: copies without a condition.
 template <KernelConfig kConfig, class Variant>
 struct GatherLoader {
   static constexpr int kTileKv = kConfig.tile_kv;
   static constexpr int kPasses = kTileKv / 8;
   static constexpr int kOwned = (kTileKv + 63) / 64;
-  static constexpr i64 kNoKey = -1;  // no row of 16-byte aligned elements starts there
   static_assert(Roles<kConfig, Variant>::kLoadWarps == 2 && kTileKv % 8 == 0);
 
-  const Params& params;
+  const RowUnits &k_units, &v_units;
   BlockList list;
-  // Of the tile looked up last, the one before (K's) and before that (V's). kv_end: of its unit.
-  int block[3][kOwned], kv_end[3];
+  int block[kOwned] = {}, offset[kOwned] = {};  // of the tile looked up last
+  // Numbers of rows: of the tile before it, whose K is copied; and of V a tile longer.
+  int k_row[kOwned] = {}, v_row[2][kOwned] = {};
 
-  PLAIT_DEVICE GatherLoader(const Params& params, int) : params(params), list(params.block_size) {}
+  PLAIT_DEVICE GatherLoader(const Sm90Maps& maps, const Params& params)
+      : k_units(maps.k_units), v_units(maps.v_units), list(maps, params) {}
 
-  // The i-th row of this lane: one that it looks up.
-  static PLAIT_DEVICE int owned_row(int i) {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    return 64 * i + lane / 4 * 8 + warp * 4 + lane % 4;
+  // Of a pass of eight rows, the one that this lane copies.
+  static PLAIT_DEVICE int row_of_pass() {
+    return threadIdx.x % 128 / 32 * 4 + threadIdx.x % 32 / 8;
   }
 
-  PLAIT_DEVICE void start(const Unit& unit) { list.start(params, unit); }
+  PLAIT_DEVICE void start(const Unit& unit) { list.start(unit); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
+    const int first = tile * kTileKv + threadIdx.x % 8 * 8 + row_of_pass();
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
-      block[0][i] = list.block(min(tile * kTileKv + owned_row(i), unit.kv_end - 1));
+      block[i] = list.block(min(first + 64 * i, unit.kv_end - 1), offset[i]);
     }
-    kv_end[0] = unit.kv_end;
   }
   PLAIT_DEVICE void advance() {
 #pragma unroll
-    for (int age = 2; age > 0; --age) {
-#pragma unroll
-      for (int i = 0; i < kOwned; ++i) block[age][i] = block[age - 1][i];
-      kv_end[age] = kv_end[age - 1];
+    for (int i = 0; i < kOwned; ++i) {
+      v_row[1][i] = v_row[0][i];
+      k_row[i] = k_units.number(block[i], offset[i]);
+      v_row[0][i] = v_units.number(block[i], offset[i]);
     }
   }
   template <int kBehind>
-  PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(int kv_head, int, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
-    i64 offset[kOwned];
-#pragma unroll
-    for (int i = 0; i < kOwned; ++i) {
-      const int position = tile * kTileKv + owned_row(i);
-      const KeySlot slot{block[kBehind][i], list.offset(position)};
-      offset[i] =
-          position < kv_end[kBehind] ? key_offset(*operand.stride, slot, kv_head, false) : kNoKey;
-    }
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int(&row)[kOwned] = kBehind == 1 ? k_row : v_row[1];
     constexpr bool kFp8 = is_fp8(kConfig.dtype_kv);
     constexpr int kBytes = bytes_of(kConfig.dtype_kv), kCols = kChunkBytes / kBytes;  // of a chunk
-    const int first_row = warp * 4 + lane / 8;
-    unsigned char* to = smem + (kFp8 ? first_row * operand.head_dim + lane % 8 * kChunkBytes
-                                     : chunk_offset(kTileKv, first_row, lane % 8));
-    const int row_bytes = kFp8 ? operand.head_dim : kPanelRowBytes;
+    const int head_dim = operand.head_dim, chunk = threadIdx.x % 8, first_row = row_of_pass();
+    unsigned char* to = smem + (kFp8 ? first_row * head_dim + chunk * kChunkBytes
+                                     : chunk_offset(kTileKv, first_row, chunk));
+    const int row_bytes = kFp8 ? head_dim : kPanelRowBytes;
     const int panel_bytes = kFp8 ? kPanelRowBytes : kTileKv * kPanelRowBytes;
-    const unsigned char* from = operand.data + lane % 8 * kChunkBytes;
+    const i64 head = static_cast<unsigned>(kv_head) * operand.stride->head * kBytes;
+    const unsigned char* first = ptx::opaque(operand.data + head + chunk * kChunkBytes);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const i64 mine = __shfl_sync(~0u, offset[pass / 8], pass % 8 * 4 + lane / 8);
-      const int bytes = mine == kNoKey ? 0 : 16;
-      const unsigned char* row = from + (mine == kNoKey ? 0 : mine * kBytes);
-      for (int panel = 0; panel * 8 * kCols < operand.head_dim; ++panel) {
-        const int column = (panel * 8 + lane % 8) * kCols;
-        if (column >= padded_dim(operand.head_dim)) continue;
-        ptx::cp_async_16(to + pass * 8 * row_bytes + panel * panel_bytes,
-                         row + panel * kPanelRowBytes, column < operand.head_dim ? bytes : 0);
+      const int number = __shfl_sync(~0u, row[pass / 8], pass % 8, 8);
+      const unsigned char* from = first + i64{number} * operand.units->bytes;
+      for (int panel = 0; panel * 8 * kCols < head_dim; ++panel) {
+        const int column = (panel * 8 + chunk) * kCols;
+        if (column >= padded_dim(head_dim)) continue;
+        unsigned char* panel_to = to + pass * 8 * row_bytes + panel * panel_bytes;
+        if (head_dim == padded_dim(head_dim)) {
+          ptx::cp_async_16(panel_to, from + panel * kPanelRowBytes);
+        } else {
+          ptx::cp_async_16(panel_to, from + panel * kPanelRowBytes, column < head_dim ? 16 : 0);
+        }
       }
     }
     ptx::cp_async_mbarrier_arrive(barrier);
@@ -235,11 +228,11 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
   using Loader = Select<kConfig.loader == Loader::kAffine, AffineLoader<kConfig, Variant>,
                         Select<kConfig.loader == Loader::kPaged, PagedLoader<kConfig, Variant>,
                                GatherLoader<kConfig, Variant>>>;
-  Loader loader{params, maps.box_rows};
+  Loader loader(maps, params);
   const Operand k{&maps.k, static_cast<const unsigned char*>(params.k), &params.k_stride,
-                  kConfig.head_dim_qk};
+                  &maps.k_units, kConfig.head_dim_qk};
   const Operand v{&maps.v, static_cast<const unsigned char*>(params.v), &params.v_stride,
-                  kConfig.head_dim_vo};
+                  &maps.v_units, kConfig.head_dim_vo};
   constexpr int kVBehind = kLoadsK ? 1 : 0;  // tiles
   Slot slot(0);
   int v_tile = -1, v_kv_head = 0;      // whose V is due; -1: there was none
@@ -262,14 +255,18 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
       }
       if (unit.item == nullptr) break;
     }
-    for (int j = 0; j < num_tiles; ++j) {
-      const int tile = unit.tiles[j];
+    for (int j = 0, tile = 0, next_tile = 0; j < num_tiles; ++j) {
       if (j == 0) {
+        next_tile = unit.tiles[0];
         loader.start(unit);
-        loader.look_up(unit, tile);
+        loader.look_up(unit, next_tile);
       }
+      tile = next_tile;
       loader.advance();
-      if (j + 1 < num_tiles) loader.look_up(unit, unit.tiles[j + 1]);
+      if (j + 1 < num_tiles) {
+        next_tile = unit.tiles[j + 1];
+        loader.look_up(unit, next_tile);
+      }
       if (kLoadsK) {
         ptx::mbarrier_wait(smem.vacant_k(slot.stage), slot.parity ^ 1);
         loader.template copy<1>(
@@ -434,9 +431,9 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     ptx::mbarrier_wait(&smem.raw_v[copy.stage], raw_v_parity >> copy.stage & 1);
     raw_v_parity ^= 1u << copy.stage;
     unsigned char* v = smem.v[slot.stage];
-    if constexpr (R::kFp8) {  // gathered rows without keys have landed as zeros
+    if constexpr (R::kFp8) {
       ptx::mbarrier_wait(&smem.empty_v[slot.stage], slot.parity ^ 1);
-      widen_tile<kConfig, Variant, kConfig.head_dim_vo, R::kTma>(
+      widen_tile<kConfig, Variant, kConfig.head_dim_vo, R::kForeignRows>(
           smem.copy_of_v(copy.stage), smem.vacant_v(copy.stage), v, num_keys);
       if constexpr (R::Traits::kHasValueTransform) ptx::named_barrier(kFinishBarrier, kThreads);
     }

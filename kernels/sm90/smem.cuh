@@ -121,11 +121,13 @@ struct Roles {
   // Whether every tile of K, of V has a second stage.
   static constexpr bool kTransformK = kFp8 || Traits::kHasKeyTransform;
   static constexpr bool kTransformV = kFp8 || Traits::kHasValueTransform;
+  // Whether rows of V behind the keys must become zeros (load.cuh).
+  static constexpr bool kForeignRows = kTma || Traits::kHasValueTransform;
   // Boxes of pages are issued by one warp where the others have much to do.
   static constexpr int kLoadWarps =
       kConfig.loader == Loader::kAffine || (kTma && (kTransformK || kTransformV)) ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
-  static constexpr bool kLoadsApart = loads_apart(kConfig);
+  static constexpr bool kLoadsApart = kLoadWarps == 2 && loads_apart(kConfig);
   // Arrivals that complete a phase: TMA counts bytes behind one arrival; cp.async arrives per lane.
   static constexpr int kRawArrivals = kTma ? 1 : 32 * kLoadWarps;
   static constexpr int kFullArrivalsK = kTransformK ? kFinishWarps : kRawArrivals;

@@ -13,6 +13,7 @@
 #include "cuda/kernel_choice.h"
 #include "cuda/memory.h"
 #include "cuda/plan_image.h"
+#include "cuda/row_units.h"
 #include "cuda/tensor_maps.h"
 #include "host_device/convert.h"
 #include "host_device/utility_calls.h"
@@ -242,7 +243,13 @@ class CudaExecutor : public Executor {
     const int page_size = config_.kv.kind == KvFormat::kRagged ? 0 : p.block_size;
     const bool empty = p.num_kv_blocks == 0;  // such a tensor may have any strides, and no address
     Sm90Maps maps{};
-    if (loader == Loader::kGather) return maps;
+    maps.block_size = divisor_of(p.block_size);
+    if (loader == Loader::kGather) {
+      const int bytes = bytes_of(kernel_config_.dtype_kv);
+      maps.k_units = cuda::row_units("k", p.k_stride, p.num_kv_blocks, p.block_size, bytes);
+      maps.v_units = cuda::row_units("v", p.v_stride, p.num_kv_blocks, p.block_size, bytes);
+      return maps;
+    }
     maps.box_rows = loader == Loader::kAffine
                         ? kernel_config_.tile_kv
                         : cuda::box_rows_of(page_size, kernel_config_.tile_kv);

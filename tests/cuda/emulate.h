@@ -317,8 +317,9 @@ struct alignas(16) uint4 {
 inline void __syncthreads() { emulate::cta->sync_threads(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulate::cta->sync_warp(mask); }
 template <class T>
-T __shfl_sync(unsigned mask, T value, int lane) {
-  return emulate::lane_value<T>(emulate::cta->exchange(mask, value), lane);
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+  const int first = emulate::cta->running % 32 / width * width;  // before others run
+  return emulate::lane_value<T>(emulate::cta->exchange(mask, value), first + lane);
 }
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int step) {

@@ -7,6 +7,7 @@
 // clang-format on
 
 #include "cuda/emulated_case.h"
+#include "cuda/row_units.h"
 #include "cuda/tensor_maps.h"
 #include "sm90/attention.cuh"
 
@@ -52,6 +53,13 @@ int run_sm90(const Case<T, Kv>& c, int num_ctas, const typename V::Params& varia
         const ptx::MappedTensor* address = &tensors[i];
         std::memcpy(&to, &address, sizeof address);
       };
+      call.maps.block_size = divisor_of(p.block_size);
+      const auto units = [&](const char* name, const KvStrides& stride) {
+        return cuda::row_units(name, stride, p.num_kv_blocks, p.block_size,
+                               bytes_of(kConfig.dtype_kv));
+      };
+      if (kConfig.loader == Loader::kGather) call.maps.k_units = units("k", p.k_stride);
+      if (kConfig.loader == Loader::kGather) call.maps.v_units = units("v", p.v_stride);
       map(0, call.maps.k, p.k, kConfig.head_dim_qk, p.k_stride);
       map(1, call.maps.v, p.v, kConfig.head_dim_vo, p.v_stride);
     }

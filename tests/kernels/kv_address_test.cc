@@ -101,5 +101,23 @@ TEST(KvAddress, OffsetsAre64Bit) {
   EXPECT_EQ(key_offset({0, 1 << 20, 128}, {1 << 20, 0}, 0, true), 1LL << 40);
 }
 
+TEST(Divisor, DividesAsTheOperatorDoes) {
+  const int largest = 0x7fffffff;
+  for (const int d : {1, 2, 3, 5, 6, 7, 8, 12, 16, 20, 641, 4096, 65535, 65536, 1000000007,
+                      largest / 2, largest / 2 + 2, largest - 1, largest}) {
+    const Divisor divisor = divisor_of(d);
+    for (const int quotient : {0, 1, 2, 3, 100, largest / d / 2, largest / d - 1, largest / d}) {
+      for (const int rest : {0, 1, d / 2, d - 1}) {
+        const i64 n = i64{quotient} * d + rest;
+        if (quotient < 0 || n > largest) continue;
+        EXPECT_EQ(divide(static_cast<int>(n), divisor), static_cast<int>(n) / d) << n << " / " << d;
+      }
+    }
+  }
+  for (int d = 1; d < 70; ++d) {
+    for (int n = 0; n < 500; ++n) EXPECT_EQ(divide(n, divisor_of(d)), n / d) << n << " / " << d;
+  }
+}
+
 }  // namespace
 }  // namespace plait

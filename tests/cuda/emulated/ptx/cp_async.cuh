@@ -4,11 +4,13 @@
 
 namespace plait::ptx {
 
+inline const unsigned char* opaque(const unsigned char* address) { return address; }
 inline void cp_async_16(void* smem, const void* global, int bytes) {
   emulate::check_aligned(smem, 16);
   if (bytes > 0) emulate::check_aligned(global, 16);
   emulate::cta->copy(smem, global, bytes);
 }
+inline void cp_async_16(void* smem, const void* global) { cp_async_16(smem, global, 16); }
 inline void cp_async_commit() { emulate::cta->commit_copies(); }
 template <int kPending>
 void cp_async_wait() {
