@@ -123,9 +123,9 @@ struct Roles {
   static constexpr bool kTransformV = kFp8 || Traits::kHasValueTransform;
   // Whether rows of V behind the keys must become zeros (load.cuh).
   static constexpr bool kForeignRows = kTma || Traits::kHasValueTransform;
-  // Boxes of pages are issued by one warp where the others have much to do.
-  static constexpr int kLoadWarps =
-      kConfig.loader == Loader::kAffine || (kTma && (kTransformK || kTransformV)) ? 1 : 2;
+  // Boxes of pages are issued by one warp where the others have much to do, and K may wait for V.
+  static constexpr bool kOneLoads = kTma && (kTransformK || kTransformV) && key_split(kConfig) <= 2;
+  static constexpr int kLoadWarps = kConfig.loader == Loader::kAffine || kOneLoads ? 1 : 2;
   static constexpr int kFinishWarps = 4 - kLoadWarps;
   static constexpr bool kLoadsApart = kLoadWarps == 2 && loads_apart(kConfig);
   // Arrivals that complete a phase: TMA counts bytes behind one arrival; cp.async arrives per lane.
