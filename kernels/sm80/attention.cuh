@@ -67,7 +67,7 @@ template <KernelConfig kConfig, class Variant, int kShape>
 PLAIT_DEVICE void attend(const VariantCall<Variant>& call, Smem<kConfig>& smem,
                          Loader<kConfig, Variant>& loader) {
   using Tile = Select<kConfig.shapes[kShape].mma == Mma::kScalar, ScalarTile<kConfig, kShape>,
-                      MmaTile<kConfig, kShape>>;
+                      MmaTile<kConfig, kShape, VariantTraits<Variant>::kUseSoftmax>>;
   Tile tile;
   Softmax<Variant, Tile> softmax;
   softmax.clear();
@@ -76,7 +76,7 @@ PLAIT_DEVICE void attend(const VariantCall<Variant>& call, Smem<kConfig>& smem,
   for (int j = 0; j < smem.unit.num_tiles; ++j) {
     const int stage = j % kConfig.num_stages;
     loader.await_k(j, stage);
-    tile.multiply_q_k(smem.q, loader.k_tile(stage));
+    tile.multiply_q_k(smem.q, smem.q_scales, loader.k_tile(stage));
     softmax.transform(call, smem.unit, smem.rows, j, kConfig.tile_kv, tile);
     softmax.weigh(call.params, tile);
     loader.await_v(j, stage);

@@ -3,8 +3,7 @@
 // A row of Q, K or V is head_dim elements, padded to a multiple of 16, in chunks of 16 bytes. Eight
 // rows at one chunk, which ldmatrix reads at a time, must lie in eight groups of banks: chunks are
 // swizzled by the row where a row has a multiple of eight (128 bytes), else rows are an odd number
-// of chunks apart. fp8 K and V lie in the ring as they lie in memory, rows of head_dim bytes, and
-// become such a tile in a place of their own.
+// of chunks apart. Rows of fp8 K and V are laid out so too, 16 elements a chunk.
 #pragma once
 #include "host_device/convert.h"
 
@@ -12,16 +11,23 @@ namespace plait::sm80 {
 
 inline constexpr int kChunkBytes = 16;  // what one cp.async writes
 inline constexpr int kChunkCols = 8;    // 16-bit elements
+inline constexpr Dtype k16Bits = Dtype::kBfloat16;  // or float16, which is laid out alike
 
 PLAIT_HD constexpr int padded(int head_dim) { return (head_dim + 15) / 16 * 16; }
-PLAIT_HD constexpr int num_chunks(int head_dim) { return padded(head_dim) / kChunkCols; }
-PLAIT_HD constexpr bool swizzled(int head_dim) { return num_chunks(head_dim) % 8 == 0; }
-PLAIT_HD constexpr int row_bytes(int head_dim) {
-  return (num_chunks(head_dim) + (swizzled(head_dim) ? 0 : 1)) * kChunkBytes;
+PLAIT_HD constexpr int num_chunks(int head_dim, Dtype dtype = k16Bits) {
+  return padded(head_dim) * bytes_of(dtype) / kChunkBytes;
+}
+PLAIT_HD constexpr bool swizzled(int head_dim, Dtype dtype = k16Bits) {
+  return num_chunks(head_dim, dtype) % 8 == 0;
+}
+PLAIT_HD constexpr int row_bytes(int head_dim, Dtype dtype = k16Bits) {
+  const int chunks = num_chunks(head_dim, dtype);
+  return (swizzled(head_dim, dtype) ? chunks : chunks | 1) * kChunkBytes;
 }
 // Byte offset within a tile of chunk `chunk` of `row`.
-PLAIT_HD constexpr int chunk_offset(int head_dim, int row, int chunk) {
-  return row * row_bytes(head_dim) + (swizzled(head_dim) ? chunk ^ (row & 7) : chunk) * kChunkBytes;
+PLAIT_HD constexpr int chunk_offset(int head_dim, int row, int chunk, Dtype dtype = k16Bits) {
+  return row * row_bytes(head_dim, dtype) +
+         (swizzled(head_dim, dtype) ? chunk ^ (row & 7) : chunk) * kChunkBytes;
 }
 PLAIT_HD constexpr int element_offset(int head_dim, int row, int col) {
   return chunk_offset(head_dim, row, col / kChunkCols) + col % kChunkCols * 2;
@@ -53,19 +59,15 @@ PLAIT_HD constexpr int num_states(const KernelConfig& c) {
   return states;
 }
 PLAIT_HD constexpr int num_threads(const KernelConfig& c) { return 32 * c.num_warps; }
-// Of a row of K or V in the ring.
-PLAIT_HD constexpr int ring_row_bytes(const KernelConfig& c, int head_dim) {
-  return is_fp8(c.dtype_kv) ? head_dim : row_bytes(head_dim);
-}
-// The tile that fp8 K and, after Q K, V become.
+// The 16-bit tile that fp8 K and, after Q K, V become where transforms run on it.
 PLAIT_HD constexpr int wide_tile_bytes(const KernelConfig& c) {
   const int head_dim = c.head_dim_qk > c.head_dim_vo ? c.head_dim_qk : c.head_dim_vo;
-  return is_fp8(c.dtype_kv) ? c.tile_kv * row_bytes(head_dim) : 0;
+  return c.num_wide_tiles * c.tile_kv * row_bytes(head_dim);
 }
 PLAIT_HD constexpr int ring_bytes(const KernelConfig& c) {
   const int ring = wide_tile_bytes(c) +
                    c.num_stages * c.tile_kv *
-                       (ring_row_bytes(c, c.head_dim_qk) + ring_row_bytes(c, c.head_dim_vo));
+                       (row_bytes(c.head_dim_qk, c.dtype_kv) + row_bytes(c.head_dim_vo, c.dtype_kv));
   const int rows = max_tile_q(c) < kSliceRows ? max_tile_q(c) : kSliceRows;
   const int slices = c.num_warps * rows * kSliceStride * 4;
   return ring > slices ? ring : slices;
@@ -80,7 +82,7 @@ namespace plait {
 PLAIT_HD constexpr int sm80_smem_bytes(const KernelConfig& c) {
   const int rows = sm80::max_tile_q(c);
   const int q = (rows * sm80::row_bytes(c.head_dim_qk) + 127) / 128 * 128;
-  const int row_info = rows * 16 + rows * 4;  // RowInfo, last
+  const int row_info = rows * (16 + 4 + 4);  // RowInfo, q_scales, last
   const int addresses = (c.num_stages + 1) * c.tile_kv * 16;
   const int states = sm80::num_states(c) * 8;
   return (q + sm80::ring_bytes(c) + row_info + addresses + states + sm80::kUnitBytes + 127) / 128 *

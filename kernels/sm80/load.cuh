@@ -6,7 +6,8 @@
 // so that behind a tile that is awaited always 2 (S - 1) groups are under way, and a copy is issued
 // as soon as all warps have read what it overwrites. One thread a key looks up its block, a tile
 // before its copy is issued, and leaves the row's addresses to all lanes that copy it. fp8 tiles
-// are copied as they are; when one is there, all threads make the 16-bit tile of it.
+// are copied and read as they are; only where transforms rewrite rows all threads make a 16-bit
+// tile of one that is there.
 #pragma once
 #include "host_device/kv_address.h"
 #include "host_device/scales.h"
@@ -33,8 +34,13 @@ struct Loader {
   static constexpr int kThreads = num_threads(kConfig);
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
   static constexpr bool kAffine = kConfig.loader == plait::Loader::kAffine;
-  static constexpr bool kFp8 = is_fp8(kConfig.dtype_kv);
+  static constexpr bool kWide = kConfig.num_wide_tiles > 0;
+  static constexpr bool kArrangesQ =
+      is_fp8(read_dtype(kConfig)) && kConfig.shapes[0].mma == Mma::kMmaSync;
   static_assert(kTileKv <= kThreads, "a thread looks up one key of a tile");
+  static_assert(kWide || !is_fp8(kConfig.dtype_kv) ||
+                    !(Traits::kHasKeyTransform || Traits::kHasValueTransform),
+                "transforms rewrite 16-bit tiles");
 
   const VariantCall<Variant>& call;
   Smem<kConfig>& smem;
@@ -65,9 +71,16 @@ struct Loader {
     if constexpr (Traits::kHasQueryTransform) {
       if (j == 0) transform_q();
     }
-    if constexpr (kFp8) widen<kDimQk>(smem.ring.k[stage]);
+    if constexpr (kArrangesQ) {
+      if (j == 0) {
+        if constexpr (Traits::kHasQueryTransform) __syncthreads();
+        arrange_q();
+        __syncthreads();
+      }
+    }
+    if constexpr (kWide) widen<kDimQk>(smem.ring.k[stage]);
     if constexpr (Traits::kHasKeyTransform) {
-      if constexpr (kFp8) __syncthreads();
+      if constexpr (kWide) __syncthreads();
       const int first = smem.unit.tiles[j] * kTileKv;
       transform_rows<kThreads, kConfig.dtype_q, kDimQk, true>(
           k_tile(stage), min(kTileKv, smem.unit.kv_end - first), smem.unit.kv_pos_begin + first,
@@ -77,7 +90,9 @@ struct Loader {
                                    accessor);
           });
     }
-    if constexpr (kFp8 || Traits::kHasKeyTransform || Traits::kHasQueryTransform) __syncthreads();
+    if constexpr (kWide || Traits::kHasKeyTransform || (Traits::kHasQueryTransform && !kArrangesQ)) {
+      __syncthreads();
+    }
   }
 
   PLAIT_DEVICE void await_v(int j, int stage) {
@@ -85,9 +100,9 @@ struct Loader {
     __syncthreads();
     issue_k(j + kStages, stage);
     next_block = look_up(j + kStages + 1, threadIdx.x);
-    if constexpr (kFp8) widen<kDimVo>(smem.ring.v[stage]);
+    if constexpr (kWide) widen<kDimVo>(smem.ring.v[stage]);
     if constexpr (Traits::kHasValueTransform) {
-      if constexpr (kFp8) __syncthreads();
+      if constexpr (kWide) __syncthreads();
       const int first = smem.unit.tiles[j] * kTileKv;
       transform_rows<kThreads, kConfig.dtype_q, kDimVo, true>(
           v_tile(stage), min(kTileKv, smem.unit.kv_end - first), smem.unit.kv_pos_begin + first,
@@ -97,18 +112,18 @@ struct Loader {
                                      accessor);
           });
     }
-    if constexpr (kFp8 || Traits::kHasValueTransform) __syncthreads();
+    if constexpr (kWide || Traits::kHasValueTransform) __syncthreads();
   }
 
   // What is multiplied, once awaited.
   PLAIT_DEVICE unsigned char* k_tile(int stage) {
-    if constexpr (kFp8)
+    if constexpr (kWide)
       return smem.ring.wide;
     else
       return smem.ring.k[stage];
   }
   PLAIT_DEVICE unsigned char* v_tile(int stage) {
-    if constexpr (kFp8)
+    if constexpr (kWide)
       return smem.ring.wide;
     else
       return smem.ring.v[stage];
@@ -120,6 +135,9 @@ struct Loader {
   PLAIT_DEVICE void widen(const unsigned char* from) {
     widen_rows<kConfig.dtype_kv, kConfig.dtype_q, kHeadDim, kTileKv, kThreads, 1, false>(
         from, smem.ring.wide, kTileKv, threadIdx.x,
+        [](int row, int chunk) {
+          return chunk_offset(kHeadDim, row, chunk / 2, kConfig.dtype_kv) + chunk % 2 * 8;
+        },
         [](int row, int chunk) { return chunk_offset(kHeadDim, row, chunk); });
   }
 
@@ -184,7 +202,7 @@ struct Loader {
   // below `rows` (kRows, where that is known), and in the columns that pad a row.
   template <Dtype kDtype, int kHeadDim, int kRows, class F>
   static PLAIT_DEVICE void copy_rows(unsigned char* tile, int rows, int num_rows, F&& address) {
-    constexpr int kLanes = lanes_per_row(copied_chunks<kDtype>(kHeadDim)),
+    constexpr int kLanes = lanes_per_row(num_chunks(kHeadDim, kDtype)),
                   kRowsAPass = kThreads / kLanes;
     if constexpr (kRows == 0) {
 #pragma unroll 1
@@ -201,25 +219,64 @@ struct Loader {
     }
   }
 
-  template <Dtype kDtype>
-  static constexpr int copied_chunks(int head_dim) {
-    return is_fp8(kDtype) ? head_dim / kChunkBytes : num_chunks(head_dim);
-  }
-
   // This lane's chunks of a row.
   template <Dtype kDtype, int kHeadDim, int kLanes>
   static PLAIT_DEVICE void copy_row(unsigned char* tile, int row, bool valid,
                                     const unsigned char* from) {
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
-    for (int i = 0; i < copied_chunks<kDtype>(kHeadDim) / kLanes; ++i) {
+    for (int i = 0; i < num_chunks(kHeadDim, kDtype) / kLanes; ++i) {
       const int chunk = i * kLanes + lane;
       const bool padding = kHeadDim % 16 != 0 && chunk == kHeadDim / kChunkCols;
-      ptx::cp_async_16(tile + (is_fp8(kDtype) ? row * kHeadDim + chunk * kChunkBytes
-                                              : chunk_offset(kHeadDim, row, chunk)),
+      ptx::cp_async_16(tile + chunk_offset(kHeadDim, row, chunk, kDtype),
                        padding ? from : from + chunk * kChunkBytes,
                        padding || !valid ? 0 : kChunkBytes);
     }
+  }
+
+  // Q as MmaTile wants it beside fp8 K, by four lanes a row. Their order: of 16 elements of a row of
+  // K a lane reads four neighbours where a B fragment has elements 2 c, 2 c + 1, 2 c + 8, 2 c + 9;
+  // so ldmatrix must find these there in Q. Their numbers: float16, a row times the power of two
+  // that takes its largest to 2^14 ... 2^15. What rounds is below 2^-38 of the largest.
+  PLAIT_DEVICE void arrange_q() {
+    constexpr int kChunks = num_chunks(kDimQk), kLanes = 4;
+    const int lane = threadIdx.x % kLanes;
+    const int rows = (smem.unit.num_rows + 7) / 8 * 8;  // whole warps
+#pragma unroll 1
+    for (int row = threadIdx.x / kLanes; row < rows; row += kThreads / kLanes) {
+      const auto chunk = [&](int i) -> uint4& {
+        return *reinterpret_cast<uint4*>(smem.q + chunk_offset(kDimQk, row, i));
+      };
+      float down = 1.0f;
+      if constexpr (kConfig.dtype_q != product_dtype(kConfig)) {
+        int most = 0;  // of the magnitudes' bits, in the upper half of a word
+        for (int i = lane; i < kChunks; i += kLanes) {
+          const uint4 x = chunk(i);
+          const unsigned words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            most = max(most, static_cast<int>(words[w] & 0x7fffffffu));
+            most = max(most, static_cast<int>(words[w] << 16 & 0x7fffffffu));
+          }
+        }
+        most = max(most, __shfl_xor_sync(~0u, most, 1));
+        most = max(most, __shfl_xor_sync(~0u, most, 2));
+        const int up = max((most >> 23) - 127 - 14, -112);  // an exponent
+        if (lane == 0) smem.q_scales[row] = __builtin_bit_cast(float, (127 + up) << 23);
+        down = __builtin_bit_cast(float, (127 - up) << 23);
+      }
+      for (int i = 2 * lane; i < kChunks; i += 2 * kLanes) {
+        const uint4 x = chunk(i), y = chunk(i + 1);
+        chunk(i) = uint4{scaled(x.x, down), scaled(x.z, down), scaled(y.x, down), scaled(y.z, down)};
+        chunk(i + 1) =
+            uint4{scaled(x.y, down), scaled(x.w, down), scaled(y.y, down), scaled(y.w, down)};
+      }
+    }
+  }
+  static PLAIT_DEVICE unsigned scaled(unsigned pair, float factor) {
+    if constexpr (kConfig.dtype_q == product_dtype(kConfig)) return pair;
+    const Two two = to_floats<Storage<kConfig.dtype_q>>(pair);
+    return from_floats<Storage<product_dtype(kConfig)>>(two.low * factor, two.high * factor);
   }
 
   PLAIT_DEVICE void transform_q() {

@@ -3,6 +3,7 @@
 // key, or kLanesOfKey lanes share one's chunks; output: a lane takes pairs of columns.
 #pragma once
 #include "sm80/smem.cuh"
+#include "tile/widen.cuh"
 
 namespace plait::sm80 {
 
@@ -12,7 +13,7 @@ struct ScalarTile {
   static constexpr int kRowBlocks = 1;
   static constexpr int kKeys = kConfig.tile_kv / kSplit;
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
-  static constexpr Dtype kDtypeKv = kConfig.dtype_kv;
+  static constexpr Dtype kDtypeKv = kConfig.dtype_kv, kRead = read_dtype(kConfig);
   static_assert(kConfig.shapes[kShape].tile_q == 1 && kConfig.shapes[kShape].key_split == kSplit,
                 "all warps share one row");
   static_assert(kKeys % 8 == 0 && (32 % kKeys == 0 || kKeys % 32 == 0), "");
@@ -35,8 +36,8 @@ struct ScalarTile {
   static PLAIT_DEVICE int column(int i) { return i / 2 * 64 + 2 * lane() + i % 2; }
   static PLAIT_DEVICE bool owns_row() { return lane() == 0; }
 
-  PLAIT_DEVICE void multiply_q_k(const unsigned char* q, const unsigned char* k) {
-    constexpr int kChunks = num_chunks(kDimQk);
+  PLAIT_DEVICE void multiply_q_k(const unsigned char* q, const float*, const unsigned char* k) {
+    constexpr int kChunks = num_chunks(kDimQk, kRead), kCols = kChunkBytes / bytes_of(kRead);
     const int part = lane() / kLanesOfRow;
 #pragma unroll
     for (int i = 0; i < kLogits; ++i) {
@@ -45,11 +46,16 @@ struct ScalarTile {
       for (int step = 0; step < (kChunks + kLanesOfKey - 1) / kLanesOfKey; ++step) {
         const int chunk = step * kLanesOfKey + part;
         if (kChunks % kLanesOfKey != 0 && chunk >= kChunks) break;
-        float x[kChunkCols], y[kChunkCols];
-        load_chunk<kConfig.dtype_q>(q + chunk_offset(kDimQk, 0, chunk), x);
-        load_chunk<kConfig.dtype_q>(k + chunk_offset(kDimQk, key(i), chunk), y);
+        float y[kCols];
+        load_chunk<kRead>(k + chunk_offset(kDimQk, key(i), chunk, kRead), y);
 #pragma unroll
-        for (int e = 0; e < kChunkCols; ++e) dot[e % 2] += x[e] * y[e];
+        for (int first = 0; first < kCols; first += kChunkCols) {
+          float x[kChunkCols];
+          const int q_chunk = (chunk * kCols + first) / kChunkCols;
+          load_chunk<kConfig.dtype_q>(q + chunk_offset(kDimQk, 0, q_chunk), x);
+#pragma unroll
+          for (int e = 0; e < kChunkCols; ++e) dot[e % 2] += x[e] * y[first + e];
+        }
       }
       s[0][i] = dot[0] + dot[1];
 #pragma unroll
@@ -65,10 +71,6 @@ struct ScalarTile {
   }
 
   PLAIT_DEVICE void add_p_v(const unsigned char* v) {
-    using T = Storage<kConfig.dtype_q>;
-    struct alignas(4) Pair {
-      T x, y;
-    };
 #pragma unroll
     for (int i = 0; i < kLogits; ++i) {
 #pragma unroll 8
@@ -77,24 +79,45 @@ struct ScalarTile {
 #pragma unroll
         for (int c = 0; c < kOutputs; c += 2) {
           if (padded(kDimVo) % 64 != 0 && column(c) >= padded(kDimVo)) break;
-          const Pair pair = *reinterpret_cast<const Pair*>(
-              v + element_offset(kDimVo, first_key() + 32 * i + j, column(c)));
-          o[0][c] += weight * to_float(pair.x);
-          o[0][c + 1] += weight * to_float(pair.y);
+          const Two pair = load_pair(v, first_key() + 32 * i + j, column(c));
+          o[0][c] += weight * pair.low;
+          o[0][c + 1] += weight * pair.high;
         }
       }
     }
   }
 
  private:
-  template <Dtype kDtype>
-  static PLAIT_DEVICE void load_chunk(const unsigned char* from, float (&x)[kChunkCols]) {
+  template <Dtype kDtype, int kCols>
+  static PLAIT_DEVICE void load_chunk(const unsigned char* from, float (&x)[kCols]) {
     struct alignas(kChunkBytes) Chunk {
-      Storage<kDtype> x[kChunkCols];
+      unsigned words[4];
     };
     const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
 #pragma unroll
-    for (int e = 0; e < kChunkCols; ++e) x[e] = to_float(chunk.x[e]);
+    for (int i = 0; i < kCols; i += 2) {
+      const unsigned word = chunk.words[i / (kCols / 4)];
+      Two two;
+      if constexpr (!is_fp8(kDtype)) {
+        two = to_floats<Storage<kDtype>>(word);
+      } else {
+        two = i % 4 == 0 ? floats_of_pair<Storage<kDtype>, 0>(word)
+                         : floats_of_pair<Storage<kDtype>, 1>(word);
+      }
+      x[i] = two.low;
+      x[i + 1] = two.high;
+    }
+  }
+  // Columns `column` and the next one of a row of V.
+  static PLAIT_DEVICE Two load_pair(const unsigned char* v, int row, int column) {
+    if constexpr (is_fp8(kRead)) {
+      const int offset = chunk_offset(kDimVo, row, column / kChunkBytes, kRead);
+      return floats_of_pair<Storage<kRead>, 0>(
+          *reinterpret_cast<const unsigned short*>(v + offset + column % kChunkBytes));
+    } else {
+      return to_floats<Storage<kRead>>(
+          *reinterpret_cast<const unsigned*>(v + element_offset(kDimVo, row, column)));
+    }
   }
 };
 

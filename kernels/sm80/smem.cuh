@@ -34,17 +34,26 @@ struct alignas(16) KeyAddress {
   const unsigned char *k, *v;
 };
 
-template <KernelConfig kConfig, bool kFp8 = is_fp8(kConfig.dtype_kv)>
-struct Ring {
-  unsigned char k[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_qk)];
-  unsigned char v[kConfig.num_stages][kConfig.tile_kv * row_bytes(kConfig.head_dim_vo)];
+template <KernelConfig kConfig, bool kHas = (kConfig.num_wide_tiles > 0)>
+struct WideTile {};
+template <KernelConfig kConfig>
+struct WideTile<kConfig, true> {
+  unsigned char wide[wide_tile_bytes(kConfig)];
 };
 template <KernelConfig kConfig>
-struct Ring<kConfig, true> {
-  unsigned char wide[wide_tile_bytes(kConfig)];  // of K or V, whichever is read
-  unsigned char k[kConfig.num_stages][kConfig.tile_kv * kConfig.head_dim_qk];
-  unsigned char v[kConfig.num_stages][kConfig.tile_kv * kConfig.head_dim_vo];
+struct Ring : WideTile<kConfig> {
+  static constexpr int kTileKv = kConfig.tile_kv;
+  unsigned char k[kConfig.num_stages][kTileKv * row_bytes(kConfig.head_dim_qk, kConfig.dtype_kv)];
+  unsigned char v[kConfig.num_stages][kTileKv * row_bytes(kConfig.head_dim_vo, kConfig.dtype_kv)];
 };
+// What lies where products read K and V, and what is multiplied: fp8 becomes float16 in an
+// instruction for two, bfloat16 in four, and Q's numbers can be float16's too.
+PLAIT_HD constexpr Dtype read_dtype(const KernelConfig& c) {
+  return c.num_wide_tiles > 0 ? c.dtype_q : c.dtype_kv;
+}
+PLAIT_HD constexpr Dtype product_dtype(const KernelConfig& c) {
+  return is_fp8(read_dtype(c)) ? Dtype::kFloat16 : c.dtype_q;
+}
 
 template <KernelConfig kConfig>
 struct alignas(128) Smem {
@@ -60,6 +69,7 @@ struct alignas(128) Smem {
     Slice slices[kConfig.num_warps];  // once the last tile is read
   };
   RowInfo rows[kTileQ];
+  float q_scales[kTileQ];  // fp8 K: Loader::arrange_q
   KeyAddress addresses[kConfig.num_stages + 1][kConfig.tile_kv];
   SoftmaxState states[num_states(kConfig)];  // [key split][row of the shape's tile]
   Unit unit;

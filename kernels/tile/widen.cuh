@@ -1,6 +1,6 @@
-// The second stage of fp8 tiles: numbers of 8 bits as they lie in memory, dense rows in shared
-// memory, become the 16-bit tile that the tensor cores read, swizzle and all. Every number of
-// either format is one of bfloat16 and of float16, so that nothing is rounded; NaN stays NaN.
+// fp8 becomes what the tensor cores read: numbers of 8 bits, as they lie in memory, become those of
+// 16 bits, in registers, or a whole tile of them where transforms or wgmma want one. Every number
+// of either format is one of bfloat16 and of float16, so that nothing is rounded; NaN stays NaN.
 #pragma once
 #include "host_device/convert.h"
 
@@ -29,9 +29,16 @@ struct Halves<E4m3, kPair> {
   static PLAIT_HD unsigned of(unsigned word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     unsigned halves;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
-        : "=r"(halves)
-        : "h"(static_cast<unsigned short>(word >> 16 * kPair)));
+    // Halves of a register, which the instruction takes; a shift would be one more.
+    if constexpr (kPair == 0) {
+      asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, low;\n}"
+          : "=r"(halves)
+          : "r"(word));
+    } else {
+      asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}"
+          : "=r"(halves)
+          : "r"(word));
+    }
     return halves;
 #else
     const unsigned bytes = upper_bytes<kPair>(word), magnitude = bytes & 0x7f007f00u;
@@ -50,24 +57,37 @@ struct Halves<E4m3, kPair> {
   }
 };
 
+// Bytes 0, 2, 1, 3.
+PLAIT_HD unsigned swap_middle_bytes(unsigned word) {
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(word, 0, 0x3120);
+#else
+  return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+#endif
+}
+
+// Numbers 2 kPair and 2 kPair + 1 of a word of four.
+template <class From, int kPair>
+PLAIT_HD Two floats_of_pair(unsigned word) {
+  return to_floats<Float16>(Halves<From, kPair>::of(word));
+}
 template <class From, Dtype kTo, int kPair>
 PLAIT_HD unsigned widen_pair(unsigned word) {
-  const unsigned halves = Halves<From, kPair>::of(word);
   if constexpr (kTo == Dtype::kFloat16) {
-    return halves;
+    return Halves<From, kPair>::of(word);
   } else {
-    const Two two = to_floats<Float16>(halves);
+    const Two two = floats_of_pair<From, kPair>(word);
     return from_floats<Storage<kTo>>(two.low, two.high);
   }
 }
 
-// kRows rows of kDim numbers of kFrom, dense in `from`, as kTo in `to`, where chunk c (8 elements,
-// 16 bytes) of a row starts at chunk_offset(row, c); with kCut rows at and beyond num_rows are
-// zeros. On `kNumThreads` threads, thread = 0 ... kNumThreads - 1. A thread reads kBatch chunks
-// before it writes one, since the compiler cannot know that `to` is elsewhere; 1 where O and S fill
-// its registers.
+// kRows rows of kDim numbers of kFrom as kTo: chunk c (8 elements) of a row is read at
+// from_offset(row, c) of `from` and written at to_offset(row, c) of `to`; with kCut rows at and
+// beyond num_rows are zeros. On `kNumThreads` threads, thread = 0 ... kNumThreads - 1. A thread
+// reads kBatch chunks before it writes one, since the compiler cannot know that `to` is elsewhere;
+// 1 where O and S fill its registers.
 template <Dtype kFrom, Dtype kTo, int kDim, int kRows, int kNumThreads, int kBatch, bool kCut,
-          class Offset>
+          class FromOffset, class ToOffset>
 struct Widener {
   static_assert(kDim % 16 == 0);
   static constexpr unsigned kChunks = kDim / 8, kNumChunks = kRows * kChunks;
@@ -79,7 +99,8 @@ struct Widener {
   const unsigned char* from;
   unsigned char* to;
   int num_rows;
-  Offset chunk_offset;
+  FromOffset from_offset;
+  ToOffset to_offset;
 
   template <bool kGuarded>
   PLAIT_DEVICE void batch(unsigned first) const {
@@ -88,7 +109,8 @@ struct Widener {
     for (int b = 0; b < kBatch; ++b) {
       const unsigned i = first + b * kNumThreads;
       if (kGuarded && i >= kNumChunks) break;
-      x[b] = *reinterpret_cast<const Eight*>(from + i * 8);
+      const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
+      x[b] = *reinterpret_cast<const Eight*>(from + from_offset(row, chunk));
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
@@ -96,7 +118,7 @@ struct Widener {
       if (kGuarded && i >= kNumChunks) break;
       const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
       if (kCut && row >= num_rows) x[b] = Eight{{0, 0}};
-      *reinterpret_cast<uint4*>(to + chunk_offset(row, chunk)) =
+      *reinterpret_cast<uint4*>(to + to_offset(row, chunk)) =
           uint4{widen_pair<From, kTo, 0>(x[b].words[0]), widen_pair<From, kTo, 1>(x[b].words[0]),
                 widen_pair<From, kTo, 0>(x[b].words[1]), widen_pair<From, kTo, 1>(x[b].words[1])};
     }
@@ -109,11 +131,11 @@ struct Widener {
   }
 };
 template <Dtype kFrom, Dtype kTo, int kDim, int kRows, int kNumThreads, int kBatch, bool kCut,
-          class Offset>
+          class FromOffset, class ToOffset>
 PLAIT_DEVICE void widen_rows(const unsigned char* from, unsigned char* to, int num_rows, int thread,
-                             Offset chunk_offset) {
-  Widener<kFrom, kTo, kDim, kRows, kNumThreads, kBatch, kCut, Offset>{from, to, num_rows,
-                                                                      chunk_offset}
+                             FromOffset from_offset, ToOffset to_offset) {
+  Widener<kFrom, kTo, kDim, kRows, kNumThreads, kBatch, kCut, FromOffset, ToOffset>{
+      from, to, num_rows, from_offset, to_offset}
       .run(thread);
 }
 

@@ -183,16 +183,18 @@ bool has_functors(const Variant& variant) {
                      [](const VariantPart& part) { return !jit::functors_of(part).empty(); });
 }
 
+bool has_functor(const Variant& variant, const char* name) {
+  return std::any_of(variant.parts.begin(), variant.parts.end(), [&](const VariantPart& part) {
+    const std::vector<std::string> functors = jit::functors_of(part);
+    return std::find(functors.begin(), functors.end(), name) != functors.end();
+  });
+}
+
+bool transforms_kv(const Variant& variant) {
+  return has_functor(variant, "key_transform") || has_functor(variant, "value_transform");
+}
 bool transforms_rows(const Variant& variant) {
-  for (const VariantPart& part : variant.parts) {
-    for (const std::string& functor : jit::functors_of(part)) {
-      if (functor == "query_transform" || functor == "key_transform" ||
-          functor == "value_transform") {
-        return true;
-      }
-    }
-  }
-  return false;
+  return has_functor(variant, "query_transform") || transforms_kv(variant);
 }
 
 // The packed rows of the largest row block of these bounds. A level of a composed format collects
@@ -218,6 +220,14 @@ bool wants_third_warpgroup(const AttentionConfig& config) {
   return max_rows(config) > 128 && as_full && (many_tiles || decodes_too);
 }
 
+// Whether sm_90a decodes in the sm80 template. wgmma reads K and V from shared memory, where fp8 is
+// written as it lands, read, written in 16 bits and read again: 896 cycles of its 128 bytes a tile
+// of 64 keys of head_dim 128, Q included, and 4130 instructions, 250 us for 64 x 4096. mma.sync
+// takes them from registers: 384 cycles, 1600 instructions.
+bool widens_in_registers(const AttentionConfig& config) {
+  return is_fp8(config.dtype_kv()) && !transforms_kv(config.variant) && max_rows(config) <= 16;
+}
+
 TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loader loader) {
   const long long group_size = config.num_qo_heads / config.num_kv_heads;
   const Bounds& bounds = config.bounds;
@@ -228,7 +238,8 @@ TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loa
                   .loader = loader,
                   .average_rows = 0,
                   .most_rows = bounds.longest_q() * group_size,
-                  .dtype_kv = config.dtype_kv()};
+                  .dtype_kv = config.dtype_kv(),
+                  .transforms_kv = transforms_kv(config.variant)};
   const long long requests = std::max(bounds.requests, 1);
   const long long average_len =
       std::min<long long>((bounds.query_tokens + requests - 1) / requests, bounds.longest_q());
@@ -289,7 +300,7 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
           "; 'auto' and 'plain' run it");
   }
   const bool any = config.kernel == "auto";
-  if (is_sm90(config.kernel) || (any && arch == "90a" && sm90)) {
+  if (is_sm90(config.kernel) || (any && arch == "90a" && sm90 && !widens_in_registers(config))) {
     // Boxes of a page are whole periods of the swizzle: 8 rows.
     const Loader loader = ragged                         ? Loader::kAffine
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged

@@ -78,9 +78,11 @@ float clocks_per_key(const ArchLimits& limits, const TileCandidate& candidate, i
   // warp with other rows, and written once: 128 bytes a clock.
   const float tensor = rows * dims / 1024.0f;
   const float q_bytes = 2.0f * rows * sm80::padded(c.head_dim_qk) / keys_of_warp;
-  // fp8 is read once more to become what the warps read.
-  const float widened_bytes = is_fp8(c.dtype_kv) ? copied_bytes + key_bytes : 0.0f;
-  const float shared = (copied_bytes + widened_bytes + row_warps * key_bytes + q_bytes) / 128;
+  // fp8 that becomes a tile of 16 bits is read once more for it.
+  const bool wide = c.num_wide_tiles > 0;
+  const float widened_bytes = wide ? copied_bytes + key_bytes : 0.0f;
+  const float read_bytes = row_warps * (wide ? key_bytes : copied_bytes);
+  const float shared = (copied_bytes + widened_bytes + read_bytes + q_bytes) / 128;
   // An H200 wants 128 KiB under way for its 20 bytes a clock (cp.async over a paged cache: 64 KiB
   // 250 us, 96 KiB 242, 128 KiB 241, 192 KiB 239), the L2 cache 48 for its 33. Half a tile of the
   // ring is being read.
@@ -118,6 +120,7 @@ TileCandidate make_candidate(const TileQuery& query, const ArchLimits& limits, i
   c.tile_kv = tile_kv;
   c.num_stages = stages;
   c.num_warps = num_warps;
+  c.num_wide_tiles = is_fp8(c.dtype_kv) && query.transforms_kv ? 1 : 0;
   c.num_shapes = 1;
   const int split = key_split(tile_q, tile_kv, num_warps);
   if (split == 0 || 32 * num_warps < tile_kv) return candidate;

@@ -30,6 +30,7 @@ struct TileQuery {
   long long average_rows;              // packed query rows of a row block, by the bounds
   long long most_rows;                 // that a row block may have
   std::optional<Dtype> dtype_kv = {};  // fp8; else dtype
+  bool transforms_kv = false;          // functors rewrite rows of K or V
 };
 
 // One way to do it, and what follows from it.

@@ -216,7 +216,8 @@ std::string literal(const KernelConfig& c) {
                 ", .consumer_registers = ", c.consumer_registers,
                 ", .ctas_per_sm = ", c.ctas_per_sm, ", .num_shapes = ", c.num_shapes,
                 ", .shapes = {", shapes, "}, .num_warps = ", c.num_warps,
-                ", .num_landing_stages = ", c.num_landing_stages, "}");
+                ", .num_landing_stages = ", c.num_landing_stages,
+                ", .num_wide_tiles = ", c.num_wide_tiles, "}");
 }
 
 std::string names_of_parts(const Variant& variant) {

@@ -264,6 +264,12 @@ inline constexpr KernelConfig kFp8Of = [] {
   config.dtype_kv = kDtypeKv;
   return config;
 }();
+template <KernelConfig kBase>
+inline constexpr KernelConfig kWideOf = [] {
+  KernelConfig config = kBase;
+  config.num_wide_tiles = 1;
+  return config;
+}();
 template <class T, class Kv, KernelConfig kConfig>
 void check_fp8(int group_size, unsigned seed) {
   auto c = make_case<T, Kv>(shape(kConfig.head_dim_qk, kConfig.head_dim_vo, group_size,
@@ -287,9 +293,40 @@ TEST(Sm80Emulated, Fp8) {
       kFp8Of<kConfigOf<kF16, 128, 16, Loader::kGather, 64, 64, 1, 4, 1, 16, 4>, Dtype::kE4m3>>(3,
                                                                                                4);
 }
-TEST(Sm80Emulated, Fp8WithTransforms) {
+// Products with fp8 are of float16, which neither Q nor weights without softmax need fit: rows of Q
+// near the ends of bfloat16 and without any number, weights of a million.
+template <KernelConfig kConfig>
+void check_fp8_range(float size) {
+  auto c = make_case<Bfloat16, E4m3>(shape(32, 48, 3), {1, -1, 0}, {1, 2}, {150, 5}, 0, 6);
+  for (Bfloat16& x : c.q.data) x = from_float<Bfloat16>(to_float(x) * size);
+  for (int i = 0; i < 32; ++i) c.q.data[i] = {0};
+  c.sm_scale = 0.3f / size;
+  run_and_compare<kConfig, Standard>(c, {}, PlainMeaning{}, 2);
+}
+struct Steep {
+  struct Params {};
+  static constexpr bool kUseSoftmax = false;
+  PLAIT_HD static float logits_transform(const Params&, const LogitContext&, float x) {
+    return 1e6f * x * x;
+  }
+};
+struct SteepMeaning : PlainMeaning {
+  double logit(double x, int, int, int) const { return 1e6 * x * x; }
+};
+TEST(Sm80Emulated, Fp8OfEverySize) {
   constexpr KernelConfig kConfig =
-      kFp8Of<kConfigOf<Dtype::kFloat16, 32, 48, Loader::kGather, 16, 64, 2, 4, 4>, Dtype::kE4m3>;
+      kFp8Of<kConfigOf<Dtype::kBfloat16, 32, 48, Loader::kGather, 16, 128, 1, 4, 4>, Dtype::kE4m3>;
+  check_fp8_range<kConfig>(0x1p120f);
+  check_fp8_range<kConfig>(0x1p-120f);
+  auto c = make_case<Bfloat16, E4m3>(shape(32, 48, 3), {1, -1, 0}, {1, 2}, {150, 5}, 0, 7);
+  for (E4m3& x : c.v.data) x.bits &= 0x7f;  // no sum cancels
+  SteepMeaning meaning;
+  meaning.use_softmax = false;
+  run_and_compare<kConfig, Steep>(c, {}, meaning, 2);
+}
+TEST(Sm80Emulated, Fp8WithTransforms) {
+  constexpr KernelConfig kConfig = kWideOf<
+      kFp8Of<kConfigOf<Dtype::kFloat16, 32, 48, Loader::kGather, 16, 64, 2, 4, 4>, Dtype::kE4m3>>;
   auto c = make_case<Float16, E4m3>(shape(32, 48, 3), {1, -1, 0}, {1, 6, 1}, {200, 40, 0}, 0, 5);
   c.k_scale = 0.5f;
   c.v_scale = 0.25f;

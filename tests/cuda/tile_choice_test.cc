@@ -229,11 +229,26 @@ TEST(KernelChoice, Fp8) {
   c.kv_dtype = Dtype::kE5m2;
   EXPECT_EQ(template_of(choose_kernel(c, "75")), Template::kPlain);
   EXPECT_EQ(template_of(choose_kernel(c, "80")), Template::kSm80);
-  EXPECT_EQ(template_of(choose_kernel(c, "90a")), Template::kSm90);
   for (const char* arch : {"75", "80", "90a"}) {
     EXPECT_EQ(choose_kernel(c, arch).dtype_kv, Dtype::kE5m2);
     EXPECT_EQ(choose_kernel(c, arch).dtype_q, Dtype::kBfloat16);
+    EXPECT_EQ(choose_kernel(c, arch).num_wide_tiles, 0);
   }
+  // On sm_90a few rows take it from registers, unless a transform rewrites rows.
+  const auto on_sm90 = [&c] { return template_of(choose_kernel(c, "90a")); };
+  EXPECT_EQ(on_sm90(), Template::kSm80);
+  c.bounds.max_q_len = 4;
+  EXPECT_EQ(on_sm90(), Template::kSm80);
+  c.bounds.max_q_len = 5;  // 20 rows
+  EXPECT_EQ(on_sm90(), Template::kSm90);
+  c.bounds.max_q_len = 1;
+  c.kernel = "sm90a";
+  EXPECT_EQ(on_sm90(), Template::kSm90);
+  c.kernel = "auto";
+  c.variant = rope();
+  EXPECT_EQ(on_sm90(), Template::kSm90);
+  EXPECT_EQ(choose_kernel(c, "80").num_wide_tiles, 1);
+  c.variant = full();
   c.head_dim_vo = 40;
   for (const char* arch : {"75", "80", "90a"}) {
     EXPECT_EQ(template_of(choose_kernel(c, arch)), Template::kPlain);
