@@ -135,8 +135,10 @@ struct Loader {
   PLAIT_DEVICE void widen(const unsigned char* from) {
     widen_rows<kConfig.dtype_kv, kConfig.dtype_q, kHeadDim, kTileKv, kThreads, 1, false>(
         from, smem.ring.wide, kTileKv, threadIdx.x,
-        [](int row, int chunk) {
-          return chunk_offset(kHeadDim, row, chunk / 2, kConfig.dtype_kv) + chunk % 2 * 8;
+        [](int i) {
+          constexpr int kChunks = kHeadDim / kChunkBytes;
+          return chunk_offset(kHeadDim, i / 2 / kChunks, i / 2 % kChunks, kConfig.dtype_kv) +
+                 i % 2 * kChunkCols;
         },
         [](int row, int chunk) { return chunk_offset(kHeadDim, row, chunk); });
   }

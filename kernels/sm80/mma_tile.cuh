@@ -24,9 +24,10 @@ struct MmaTile {
   static constexpr bool kFp8 = is_fp8(kRead);
   static constexpr Dtype kDtypeS = product_dtype(kConfig);
   static constexpr Dtype kDtypeP = kBounded ? kDtypeS : kConfig.dtype_q;  // others overflow float16
-  // Steps of 16 elements that two chunks of a row hold.
-  static constexpr int kSteps = kFp8 ? 2 : 1, kStepsQk = padded(kDimQk) / 16,
-                       kStepsVo = padded(kDimVo) / 16;
+  static constexpr int kStepsQk = padded(kDimQk) / 16, kStepsVo = padded(kDimVo) / 16;
+  // What one ldmatrix reads: keys and steps of 16 elements of K; steps of 16 columns of V.
+  static constexpr int kLoadKeys = kFp8 && kKeys % 32 == 0 ? 32 : 16;
+  static constexpr int kLoadSteps = kFp8 ? 32 / kLoadKeys : 1, kLoadColumns = kFp8 ? 2 : 1;
   static_assert(kConfig.num_warps % kSplit == 0 && kTileQ % (16 * kRowWarps) == 0,
                 "a warp takes blocks of 16 rows");
   static_assert(kKeys % 16 == 0, "a warp takes steps of 16 keys");
@@ -57,38 +58,44 @@ struct MmaTile {
   PLAIT_DEVICE void multiply_q_k(const unsigned char* q, const float* q_scales,
                                  const unsigned char* k) {
     const int l = lane();
-    // Of A, rows 0 - 15 at both halves of k; of B, keys 0 - 7 at both, then keys 8 - 15.
+    // Of A, rows 0 - 15 at both halves of k; of B, keys 0 - 7 at both, then keys 8 - 15. fp8: keys 0
+    // - 15 at a step, then at the next, or 0 - 31 at one.
     const unsigned q_address = lane_address<kDimQk, k16Bits>(q, first_row() + l % 16, l / 16);
     const unsigned k_address =
-        lane_address<kDimQk, kRead>(k, first_key() + l % 8 + l / 16 * 8, l / 8 % 2);
+        kFp8 ? lane_address<kDimQk, kRead>(k, first_key() + l % kLoadKeys, l / kLoadKeys)
+             : lane_address<kDimQk, kRead>(k, first_key() + l % 8 + l / 16 * 8, l / 8 % 2);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int i = 0; i < kLogits; ++i) s[r][i] = 0.0f;
     }
 #pragma unroll
-    for (int k16 = 0; k16 < kStepsQk; k16 += kSteps) {
-      unsigned a[kSteps][kRowBlocks][4];
+    for (int k16 = 0; k16 < kStepsQk; k16 += kLoadSteps) {
+      unsigned a[kLoadSteps][kRowBlocks][4];
 #pragma unroll
-      for (int step = 0; step < kSteps && k16 + step < kStepsQk; ++step) {
+      for (int step = 0; step < kLoadSteps && k16 + step < kStepsQk; ++step) {
         const unsigned q_chunk = advance<kDimQk, k16Bits>(q_address, 2 * (k16 + step));
 #pragma unroll
         for (int m = 0; m < kRowBlocks; ++m) {
           ptx::ldmatrix_x4(a[step][m], q_chunk + 16 * m * row_bytes(kDimQk));
         }
       }
-      const unsigned k_chunk = advance<kDimQk, kRead>(k_address, 2 * k16 / kSteps);
+      const unsigned k_chunk = advance<kDimQk, kRead>(k_address, kFp8 ? k16 : 2 * k16);
 #pragma unroll
-      for (int n = 0; n < kKeys / 16; ++n) {
+      for (int n = 0; n < kKeys / kLoadKeys; ++n) {
         unsigned x[4];
-        ptx::ldmatrix_x4(x, k_chunk + 16 * n * row_bytes(kDimQk, kRead));
+        ptx::ldmatrix_x4(x, k_chunk + kLoadKeys * n * row_bytes(kDimQk, kRead));
+        constexpr int kOfStep = kLoadKeys / 16;
 #pragma unroll
-        for (int step = 0; step < kSteps && k16 + step < kStepsQk; ++step) {
+        for (int part = 0; part < kLoadSteps * kOfStep; ++part) {
+          const int step = part / kOfStep;
+          if (k16 + step >= kStepsQk) break;
           unsigned b[4];
-          k_fragment(x, step, b);
+          k_fragment(x, part, b);
 #pragma unroll
           for (int m = 0; m < kRowBlocks; ++m) {
-            multiply<kDtypeS, 2, 1>(s[2 * m], s[2 * m + 1], 4 * n, a[step][m], b);
+            multiply<kDtypeS, 2, 1>(s[2 * m], s[2 * m + 1], 4 * (kOfStep * n + part % kOfStep),
+                                    a[step][m], b);
           }
         }
       }
@@ -128,12 +135,12 @@ struct MmaTile {
         }
       }
 #pragma unroll
-      for (int n = 0; n < kStepsVo; n += kSteps) {
+      for (int n = 0; n < kStepsVo; n += kLoadColumns) {
         unsigned x[4];
-        ptx::ldmatrix_x4_trans(x, advance<kDimVo, kRead>(v_address, 2 * n / kSteps) +
+        ptx::ldmatrix_x4_trans(x, advance<kDimVo, kRead>(v_address, kFp8 ? n : 2 * n) +
                                       16 * k16 * row_bytes(kDimVo, kRead));
 #pragma unroll
-        for (int step = 0; step < kSteps && n + step < kStepsVo; ++step) {
+        for (int step = 0; step < kLoadColumns && n + step < kStepsVo; ++step) {
           unsigned b[4];
           v_fragment(x, step, b);
 #pragma unroll
@@ -160,15 +167,17 @@ struct MmaTile {
   }
 
   // B of 16 keys and a step of the head dim, from two chunks of keys 0 - 7, then of 8 - 15. fp8:
-  // Loader::arrange_q has put Q's elements where this fragment's are.
-  static PLAIT_DEVICE void k_fragment(const unsigned (&x)[4], int step, unsigned (&b)[4]) {
+  // from one chunk of these and of those, the part-th two; Loader::arrange_q has put Q's elements
+  // where this fragment's are.
+  static PLAIT_DEVICE void k_fragment(const unsigned (&x)[4], int part, unsigned (&b)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (!kFp8) {
         b[i] = x[i];
       } else {
-        b[i] = i % 2 == 0 ? widen_pair<Storage<kRead>, kDtypeS, 0>(x[i + step])
-                          : widen_pair<Storage<kRead>, kDtypeS, 1>(x[i - 1 + step]);
+        const unsigned of_key = x[2 * part + i / 2];
+        b[i] = i % 2 == 0 ? widen_pair<Storage<kRead>, kDtypeS, 0>(of_key)
+                          : widen_pair<Storage<kRead>, kDtypeS, 1>(of_key);
       }
     }
   }

@@ -81,9 +81,9 @@ PLAIT_HD unsigned widen_pair(unsigned word) {
   }
 }
 
-// kRows rows of kDim numbers of kFrom as kTo: chunk c (8 elements) of a row is read at
-// from_offset(row, c) of `from` and written at to_offset(row, c) of `to`; with kCut rows at and
-// beyond num_rows are zeros. On `kNumThreads` threads, thread = 0 ... kNumThreads - 1. A thread
+// kRows rows of kDim numbers of kFrom as kTo: chunk i (of 8 elements, row by row) is read at
+// from_offset(i) of `from`, chunk c of a row is written at to_offset(row, c) of `to`; with kCut rows
+// at and beyond num_rows are zeros. On `kNumThreads` threads, thread = 0 ... kNumThreads - 1. A thread
 // reads kBatch chunks before it writes one, since the compiler cannot know that `to` is elsewhere;
 // 1 where O and S fill its registers.
 template <Dtype kFrom, Dtype kTo, int kDim, int kRows, int kNumThreads, int kBatch, bool kCut,
@@ -109,8 +109,7 @@ struct Widener {
     for (int b = 0; b < kBatch; ++b) {
       const unsigned i = first + b * kNumThreads;
       if (kGuarded && i >= kNumChunks) break;
-      const int row = static_cast<int>(i / kChunks), chunk = static_cast<int>(i % kChunks);
-      x[b] = *reinterpret_cast<const Eight*>(from + from_offset(row, chunk));
+      x[b] = *reinterpret_cast<const Eight*>(from + from_offset(i));
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
