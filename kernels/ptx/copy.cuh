@@ -9,6 +9,7 @@ namespace plait::ptx {
 // Box at (x, y, z, w) of a 4-D tensor map, zeros where that is outside; the barrier gets its bytes.
 PLAIT_DEVICE void tma_load_4d(void* smem, const void* map, Barrier* barrier, int x, int y, int z,
                               int w) {
+  nap();
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(smem_address(smem)),

@@ -1,6 +1,7 @@
 // Copies into shared memory by cp.async, in groups that are waited for in order.
 // PTX manual: "Data Movement and Conversion Instructions: Asynchronous copy".
 #pragma once
+#include "ptx/nap.cuh"
 #include "ptx/smem.cuh"
 
 namespace plait::ptx {
@@ -27,12 +28,16 @@ PLAIT_DEVICE void cp_async_16(void* smem, const void* global, int bytes) {
 }
 
 // Closes this thread's group; an empty one counts too.
-PLAIT_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+PLAIT_DEVICE void cp_async_commit() {
+  nap();
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Waits for all groups of this thread but the last `kPending`.
 template <int kPending>
 PLAIT_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  nap();
 }
 
 PLAIT_DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -1,6 +1,7 @@
 // mbarrier in shared memory: arrival counts, transaction bytes, waits by phase parity.
 // PTX manual: "Parallel Synchronization and Communication Instructions: mbarrier".
 #pragma once
+#include "ptx/nap.cuh"
 #include "ptx/smem.cuh"
 
 namespace plait::ptx {
@@ -18,12 +19,14 @@ PLAIT_DEVICE void fence_mbarrier_init() {
 }
 
 PLAIT_DEVICE void mbarrier_arrive(Barrier* barrier, int count = 1) {
+  nap();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)),
                "r"(count)
                : "memory");
 }
 
 PLAIT_DEVICE void mbarrier_arrive_expect_tx(Barrier* barrier, int bytes) {
+  nap();
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)),
       "r"(bytes)
@@ -44,11 +47,13 @@ PLAIT_DEVICE void mbarrier_wait(Barrier* barrier, unsigned parity) {
       "}" ::"r"(smem_address(barrier)),
       "r"(parity)
       : "memory");
+  nap();
 }
 
 // Arrives once this thread's cp.async issued so far have landed; does not block. The arrival is one
 // of those the barrier was initialised for (noinc).
 PLAIT_DEVICE void cp_async_mbarrier_arrive(Barrier* barrier) {
+  nap();
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier))
                : "memory");
 }

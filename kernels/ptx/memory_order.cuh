@@ -3,7 +3,7 @@
 // On the host (tests that emulate a kernel, one thread at a time) they are plain.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#memory-consistency-model
 #pragma once
-#include "host_device/base.h"
+#include "ptx/nap.cuh"
 
 namespace plait::ptx {
 
@@ -11,6 +11,7 @@ namespace plait::ptx {
 // of threads that it met at a barrier) are visible to whoever reads the new value this way.
 PLAIT_DEVICE unsigned arrive_acq_rel(unsigned* counter) {
 #if defined(__CUDA_ARCH__)
+  nap();
   unsigned before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
                : "=r"(before)

@@ -1,15 +1,17 @@
 // Named barriers and register reallocation between warpgroups.
 #pragma once
-#include "host_device/base.h"
+#include "ptx/nap.cuh"
 
 namespace plait::ptx {
 
 PLAIT_DEVICE void named_barrier(int id, int num_threads) {
+  nap();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
 // Counts towards a named barrier without waiting for it.
 PLAIT_DEVICE void named_barrier_arrive(int id, int num_threads) {
+  nap();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 

@@ -2,6 +2,7 @@
 // KernelConfig value. Everything else is in the embedded texts.
 #include <algorithm>
 
+#include "base/environment.h"
 #include "jit/jit.h"
 #include "jit/texts.h"
 #include "plait/error.h"
@@ -239,6 +240,15 @@ std::string describe(const KernelConfig& c) {
   return concat(dtypes, " ", dims, " ", short_name(c.loader), " ", shapes);
 }
 
+// What turns naps on (kernels/ptx/nap.cuh): of the text, by which kernels are cached.
+std::string naps() {
+  const auto seed = environment("PLAIT_JIT_NAPS");
+  if (!seed) return "";
+  check(seed->size() < 10 && seed->find_first_not_of("0123456789") == std::string::npos,
+        "PLAIT_JIT_NAPS is \"", *seed, "\"; taken is a number below 10^9");
+  return concat("#define PLAIT_NAPS ", std::stoul(*seed), "u\n");
+}
+
 }  // namespace
 
 std::vector<std::string> functors_of(const VariantPart& part) {
@@ -307,11 +317,11 @@ KernelSource assemble_attention(const KernelConfig& config, const Variant& varia
           ? concat("static_assert(plain::kNumThreads == ", kPlainThreads, ");\n")
           : "";
   source.text =
-      concat("#include \"", form.include, "\"\n", variant_source(variant), "namespace plait {\n",
-             same_threads, "extern \"C\" __global__ void __launch_bounds__(", source.num_threads,
-             ", ", config.ctas_per_sm, ") ", source.entry, "(const __grid_constant__ ", form.call,
-             "<Variant> call) {\n  ", form.name, "::attention<", literal(config),
-             ", Variant>(call);\n}\n}\n");
+      concat(naps(), "#include \"", form.include, "\"\n", variant_source(variant),
+             "namespace plait {\n", same_threads, "extern \"C\" __global__ void __launch_bounds__(",
+             source.num_threads, ", ", config.ctas_per_sm, ") ", source.entry,
+             "(const __grid_constant__ ", form.call, "<Variant> call) {\n  ", form.name,
+             "::attention<", literal(config), ", Variant>(call);\n}\n}\n");
   return source;
 }
 

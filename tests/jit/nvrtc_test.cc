@@ -230,6 +230,24 @@ struct Ptx {
   EXPECT_EQ(error_of([&] { compile_cubin(plain(variant), "90a"); }), "");
 }
 
+// Naps are in kernels only where they are asked for, and those are cached apart.
+TEST_F(Nvrtc, NapsOnlyWhereAsked) {
+  const auto compiled = [] {
+    const KernelConfig config = cuda::sm90_config(Dtype::kBfloat16, 64, 64, Loader::kAffine, 16);
+    return compile_cubin(assemble_attention(config, full()), "90a").bytes;
+  };
+  const std::string without = compiled();
+  {
+    const ScopedEnvironment env({{"PLAIT_JIT_NAPS", "3"}});
+    EXPECT_GT(compiled().size(), without.size());
+  }
+  {
+    const ScopedEnvironment env({{"PLAIT_JIT_NAPS", "3; x"}});
+    EXPECT_EQ(error_of(compiled), "PLAIT_JIT_NAPS is \"3; x\"; taken is a number below 10^9");
+  }
+  EXPECT_EQ(compiled(), without);
+}
+
 // A kernel made to spill reports it: else the zero of the next test may be blindness.
 TEST_F(Nvrtc, SeesSpills) {
   KernelSource source;
