@@ -246,7 +246,8 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
   };
   for (unsigned u = 0;; ++u) {
     const Unit& unit = smem.await_unit(u);
-    const int num_tiles = unit.tiles.size();
+    const TileList tiles = unit.tiles;
+    const int num_tiles = tiles.size(), kv_head = unit.kv_head;
     if (num_tiles == 0) {  // V is not kept back: more units may come only behind its own
       if (kVBehind > 0) {
         loader.advance();
@@ -257,25 +258,25 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
     }
     for (int j = 0, tile = 0, next_tile = 0; j < num_tiles; ++j) {
       if (j == 0) {
-        next_tile = unit.tiles[0];
+        next_tile = tiles[0];
         loader.start(unit);
         loader.look_up(unit, next_tile);
       }
       tile = next_tile;
       loader.advance();
       if (j + 1 < num_tiles) {
-        next_tile = unit.tiles[j + 1];
+        next_tile = tiles[j + 1];
         loader.look_up(unit, next_tile);
       }
       if (kLoadsK) {
         ptx::mbarrier_wait(smem.vacant_k(slot.stage), slot.parity ^ 1);
         loader.template copy<1>(
-            unit.kv_head, tile, k, smem.copy_of_k(slot.stage),
+            kv_head, tile, k, smem.copy_of_k(slot.stage),
             R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
       }
       if (kVBehind > 0) copy_v(slot.before());
       v_tile = tile;
-      v_kv_head = unit.kv_head;
+      v_kv_head = kv_head;
       second_stage = R::kTransformV || has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv);
       if (kVBehind == 0) copy_v(slot);
       slot.advance(1);

@@ -364,6 +364,36 @@ TEST(Sm90Emulated, Fp8) {
                      2),
             Bfloat16, E4m3>(8, {1, 60}, {391, 129}, 5, 64);
 }
+// A gathered tile holds the last key again behind the keys. Where values become other ones, what
+// lies there must not come through: NaN, of which the transform makes a number.
+struct NanToOne {
+  struct Params {};
+  template <class R>
+  PLAIT_HD static void value_transform(const Params&, const RowContext&, R& row) {
+    row.map([](int, float x) { return x == x ? x : 1.0f; });
+  }
+};
+struct NanToOneMeaning : PlainMeaning {
+  void value(std::vector<double>& x) const {
+    for (double& v : x) v = v == v ? v : 1.0;
+  }
+};
+template <KernelConfig kConfig, class T, class Kv>
+void check_nan_to_one(unsigned seed) {
+  SCOPED_TRACE(seed);
+  auto c = make_case<T, Kv>(shape_of(kConfig, 3), {1, -1, 0}, {1, 6}, {67, 10}, 0, seed);
+  const std::size_t row = static_cast<std::size_t>(c.shape.num_kv_heads) * c.shape.head_dim_vo;
+  for (const KeyList& list : c.lists) {
+    std::fill_n(c.v.data.begin() + list.slots.back() * row, row,
+                from_float<Kv>(std::numeric_limits<float>::quiet_NaN()));
+  }
+  run_sm90<kConfig, NanToOne>(c, 2, {}, NanToOneMeaning{});
+}
+TEST(Sm90Emulated, RowsBehindTheKeysOfGatheredValues) {
+  constexpr KernelConfig kGather = with_loader(config_of(64, 64, 64, 2, 1), Loader::kGather);
+  check_nan_to_one<kGather, Bfloat16, Bfloat16>(67);
+  check_nan_to_one<with_fp8(kGather, Dtype::kE4m3, 2), Bfloat16, E4m3>(68);
+}
 TEST(Sm90Emulated, Fp8WithTransforms) {
   constexpr KernelConfig kConfig =
       with_fp8(config_of(64, 48, 64, 2, 1, Dtype::kFloat16), Dtype::kE4m3, 3);
