@@ -48,7 +48,8 @@ enum class Scheduler {
 
 // One way to cut the batch, as scored.
 struct PlanCandidate {
-  std::string name;        // "equal_shares", "unsplit", "algorithm_1", "equalised"
+  std::string name;        // "equal_shares", "large_then_fill", "unsplit", "algorithm_1",
+                           //   "equalised"
   int chunk = 0;           // keys a chunk; 0: not chunked
   int num_items = 0;
   int num_partial_rows = 0;

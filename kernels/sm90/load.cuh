@@ -1,9 +1,10 @@
 // The producer warpgroup. Load warps fill the KV ring: by TMA, whole tiles (affine) or pieces of
-// pages (paged: a warp for K and one for V), or by cp.async row by row (gather). Finish warps load Q and run second stages on
-// tiles already in shared memory: key, value and query transforms in place, and zeros over the V
-// rows that no key owns (0 * NaN is NaN). A tile without a second stage goes from its copy straight
-// to the consumers. fp8 tiles have one always: they land in a ring of their own, and finish warps
-// write the tile of 16-bit elements, which transforms then find in place.
+// pages (paged: a warp for K and one for V), or by cp.async row by row (gather). Finish warps load
+// Q and run second stages on tiles already in shared memory: key, value and query transforms in
+// place, and zeros over the V rows that no key owns (0 * NaN is NaN). A tile without a second stage
+// goes from its copy straight to the consumers. fp8 tiles have one always: they land in a ring of
+// their own, and finish warps write the tile of 16-bit elements, which transforms then find in
+// place.
 #pragma once
 #include "host_device/kv_address.h"
 #include "host_device/scales.h"
@@ -240,9 +241,9 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
   const auto copy_v = [&](const Slot& at) {
     if (!kLoadsV || v_tile < 0) return;
     ptx::mbarrier_wait(smem.vacant_v(at.stage), at.parity ^ 1);
-    loader.template copy<1 + kVBehind>(v_kv_head, v_tile, v, smem.copy_of_v(at.stage),
-                                       second_stage ? &smem.raw_v[at.stage]
-                                                    : &smem.full_v[at.stage]);
+    loader.template copy<1 + kVBehind>(
+        v_kv_head, v_tile, v, smem.copy_of_v(at.stage),
+        second_stage ? &smem.raw_v[at.stage] : &smem.full_v[at.stage]);
   };
   for (unsigned u = 0;; ++u) {
     const Unit& unit = smem.await_unit(u);

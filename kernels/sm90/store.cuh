@@ -7,9 +7,9 @@
 
 namespace plait::sm90 {
 
-// Joins the states of the same 64 rows of all warpgroups that split the keys into warpgroup 0's. All
-// warpgroups call it. The output of warpgroup w goes through rows 64 w ... of Q's buffer `q`, of
-// which the first 64 alone are in use, as much at a time as they hold.
+// Joins the states of the same 64 rows of all warpgroups that split the keys into warpgroup 0's.
+// All warpgroups call it. The output of warpgroup w goes through rows 64 w ... of Q's buffer `q`,
+// of which the first 64 alone are in use, as much at a time as they hold.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q,
                                   SoftmaxState (&state)[2]) {

@@ -22,9 +22,11 @@ struct KernelCost {
 //   (with 2.5 and 2.5, 15 x 4096 would stay unsplit and leave every tenth CTA idle).
 inline constexpr KernelCost kSm90MixedCost{{6.7f, 1.0f}, {0.0138f, 0.0175f}, 1.5f, 256};
 // The same beside a third warpgroup, 192 rows: 4 x 4096 tokens in 993 us causal (2150 keys a tile
-//   on average), 20.9 tiles a CTA: 47.5 us a tile. Shape 1: 66 CTAs with 30500 keys each of
-//   63 x 4096 decoded, beside 66 with a chunk of 2048, in 419 us.
+//   on average), 20.9 tiles a CTA: 47.5 us a tile. Shape 1 with two of them splitting the keys: 66
+//   CTAs with 30500 keys each of 63 x 4096 decoded, beside 66 with a chunk of 2048, in 419 us.
 inline constexpr KernelCost kSm90WideCost{{4.0f, 1.0f}, {0.0203f, 0.0136f}, 1.5f, 256};
+// Where all three split the keys: a third less, and some of it given back; an estimate.
+inline constexpr float kThreePartsOfKeys = 0.73f;
 // 64 x 4096 in 264 us, 1.94 tiles a CTA.
 inline constexpr KernelCost kSm90DecodeCost{{1.0f, 0.0f}, {0.0322f, 0.0f}, 1.5f, 256};
 // 16 rows on CUDA cores, four CTAs a multiprocessor: a guess, for balance alone.
@@ -64,6 +66,7 @@ inline KernelCost cost_of(const KernelConfig& config) {
   KernelCost cost = config.ctas_per_sm > 1               ? kSm90DecodeCost
                     : config.num_consumer_warpgroups > 2 ? kSm90WideCost
                                                          : kSm90MixedCost;
+  if (config.shapes[1].key_split > 2) cost.us_per_key[1] *= kThreePartsOfKeys;
   // Work and bytes of a key go with the head dims. (Softmax does not: below 128 a guess.)
   const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo) / 256;
   for (float& us : cost.us_per_key) us *= dims;

@@ -1,6 +1,6 @@
 // The ways to cut row tiles into work items and to spread them over the CTAs: equal shares of the
-// ordered list, and chunks dealt longest first (Algorithm 1 of FlashInfer, Ye et al. 2025,
-// arXiv:2501.01005, and its relatives).
+// ordered list, chunks dealt longest first (Algorithm 1 of FlashInfer, Ye et al. 2025,
+// arXiv:2501.01005, and its relatives), and large tiles dealt whole that small ones fill up.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -31,16 +31,16 @@ WorkItem make_item(const RowTile& tile, int kv_head_begin, int num_heads, int ke
           .max_position = tile.max_position};
 }
 
-// One walk along the list, giving every CTA what fits `share_ps`. Returns the cost of what is left
-// over when all CTAs are full.
+// One walk along the list, giving every CTA what fits `share_ps` beside its load, if there are any.
+// Returns the cost of what is left over when all CTAs are full.
 template <class TakePiece>
-i64 walk(const std::vector<RowTile>& tiles, const CostModel& model, i64 share_ps,
-         TakePiece take_piece) {
+i64 walk(const std::vector<RowTile>& tiles, const CostModel& model, const std::vector<i64>& load,
+         i64 share_ps, TakePiece take_piece) {
   const CutRules rules = model.rules;
   const int num_tiles = static_cast<int>(tiles.size());
   CutPoint at{0, 0, 0};
   for (int cta = 0; cta < model.num_ctas; ++cta) {
-    for (i64 budget_ps = share_ps; at.tile < num_tiles;) {
+    for (i64 budget_ps = share_ps - (load.empty() ? 0 : load[cta]); at.tile < num_tiles;) {
       const RowTile& tile = tiles[at.tile];
       const CutPiece piece = next_piece(tile, model.shapes[tile.shape], rules, at, budget_ps);
       if (piece.num_heads == 0) break;
@@ -59,12 +59,13 @@ i64 walk(const std::vector<RowTile>& tiles, const CostModel& model, i64 share_ps
   return left_ps - at.head * tile.head_ps - at.key * model.shapes[tile.shape].key_ps;
 }
 
-}  // namespace
-
-void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts) {
-  // The smallest share that serves: from the mean, by what a walk leaves over, until nothing is.
+// Appends the pieces of a walk with the smallest share that serves: from the mean, by what a walk
+// leaves over, until nothing is.
+void share_out(const std::vector<RowTile>& tiles, const CostModel& model,
+               const std::vector<i64>& load, Cuts& cuts) {
   // Every CTA can take something of every tile, so the share is at least the smallest piece.
   i64 total_ps = 0, share_ps = 0;
+  for (const i64 ps : load) total_ps += ps;
   for (const RowTile& tile : tiles) {
     total_ps += (tile.seen() == 0 ? 1 : model.rules.num_kv_heads) * tile.head_ps;
     share_ps = std::max(share_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
@@ -73,7 +74,7 @@ void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model,
   i64 too_small_ps = 0;
   const auto nothing = [](int, const RowTile&, int, const CutPiece&) {};
   for (i64 step_ps = share_ps / 128 + 1;; step_ps *= 2) {
-    const i64 left_ps = walk(tiles, model, share_ps, nothing);
+    const i64 left_ps = walk(tiles, model, load, share_ps, nothing);
     if (left_ps == 0) break;
     too_small_ps = share_ps;
     share_ps += std::max(left_ps / model.num_ctas, step_ps);
@@ -81,17 +82,24 @@ void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model,
   // The last step may have gone too far; halve it while that is worth a walk.
   while (too_small_ps > 0 && share_ps - too_small_ps > share_ps / 128) {
     const i64 middle_ps = too_small_ps + (share_ps - too_small_ps) / 2;
-    (walk(tiles, model, middle_ps, nothing) == 0 ? share_ps : too_small_ps) = middle_ps;
+    (walk(tiles, model, load, middle_ps, nothing) == 0 ? share_ps : too_small_ps) = middle_ps;
   }
 
-  cuts.items.clear();
-  cuts.cta.clear();
-  cuts.order.clear();
-  walk(tiles, model, share_ps, [&](int cta, const RowTile& tile, int head, const CutPiece& piece) {
+  const auto take = [&](int cta, const RowTile& tile, int head, const CutPiece& piece) {
     cuts.items.push_back(
         make_item(tile, head, piece.num_heads, piece.key_begin, piece.key_end, piece.partial));
     cuts.cta.push_back(cta);
-  });
+  };
+  walk(tiles, model, load, share_ps, take);
+}
+
+}  // namespace
+
+void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts) {
+  cuts.items.clear();
+  cuts.cta.clear();
+  cuts.order.clear();
+  share_out(tiles, model, {}, cuts);
 }
 
 namespace {
@@ -257,6 +265,29 @@ bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model
     cuts.order[i] = item;
     cuts.cta[item] =
         ctas.give((kMaxCost - (scratch.keys[i] >> kIndexBits & kMaxCost)) >> load_shift);
+  }
+  return true;
+}
+
+bool cut_large_then_fill(const std::vector<RowTile>& tiles, const CostModel& model,
+                         int max_partial_rows, Scratch& scratch, Cuts& cuts) {
+  const auto is_small = [](const RowTile& tile) { return tile.shape > 0; };
+  std::vector<RowTile>&large = scratch.large_tiles, &small = scratch.small_tiles;
+  large.clear();
+  small.clear();
+  for (const RowTile& tile : tiles) (is_small(tile) ? small : large).push_back(tile);
+  if (!cut_longest_first(large, model, 0, false, true, max_partial_rows, scratch, cuts))
+    return false;
+  scratch.load.assign(model.num_ctas, 0);
+  for (size_t i = 0, item = 0; i < large.size(); ++i) {
+    for (int head = 0; head < model.rules.num_kv_heads; head += cuts.items[item++].num_heads) {
+      const int heads = large[i].seen() == 0 ? 1 : cuts.items[item].num_heads;
+      scratch.load[cuts.cta[item]] += heads * large[i].head_ps;
+    }
+  }
+  share_out(small, model, scratch.load, cuts);
+  while (cuts.order.size() < cuts.items.size()) {
+    cuts.order.push_back(static_cast<int>(cuts.order.size()));
   }
   return true;
 }

@@ -26,9 +26,11 @@ constexpr double kCloseToBound = 0.03;
 // int.
 constexpr int kMaxWindow = 1 << 30;
 
+enum class Way { kLongestFirst, kEqualShares, kLargeThenFill };
+
 struct Recipe {
   const char* name;
-  bool equal_shares;
+  Way way;
   int chunk;  // of longest first; 0: unsplit
   bool equalised;
 };
@@ -36,11 +38,13 @@ struct Recipe {
 struct Workload {
   double lower_bound_us;   // no plan is modelled faster
   bool keys_are_shared;    // most of the work is in row blocks of several tiles (prefill)
+  bool is_mixed;           // tiles of both shapes, each token in one of them
   int longest_keys;        // of a tile
   double longest_head_us;  // of a tile and kv head, unsplit
 };
 
-Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
+Workload describe(const std::vector<RowTile>& tiles, const CostModel& model, int num_levels) {
+  bool has_shape[2] = {};
   i64 total_ps = 0, shared_ps = 0, piece_ps = 0, head_ps = 0;
   int longest_keys = 0;
   for (size_t i = 0; i < tiles.size(); ++i) {
@@ -49,6 +53,7 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
     total_ps += ps;
     piece_ps = std::max(piece_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
     longest_keys = std::max(longest_keys, tile.seen());
+    has_shape[tile.shape] = true;
     head_ps = std::max(head_ps, tile.head_ps);
     if ((i > 0 && tiles[i - 1].row_block == tile.row_block) ||
         (i + 1 < tiles.size() && tiles[i + 1].row_block == tile.row_block)) {
@@ -56,8 +61,9 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model) {
     }
   }
   // All work spread evenly as if splits were free; and somebody runs the dearest smallest piece.
+  const bool once = num_levels == 1 && model.group_size <= model.tile_q[0];
   return {std::max(total_ps / model.num_ctas, piece_ps) * 1e-6, shared_ps * 2 > total_ps,
-          longest_keys, head_ps * 1e-6};
+          once && has_shape[0] && has_shape[1], longest_keys, head_ps * 1e-6};
 }
 
 constexpr int kMaxRecipes = 32;  // chunks doubled up to 2^30, and unsplit
@@ -69,24 +75,27 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
   int chunk = scheduler::algorithm_1_chunk(tiles, model);
   if (scheduler == Scheduler::kLpt) {  // the first that fits: doubled, unsplit at last
     for (; chunk < workload.longest_keys; chunk *= 2) {
-      out[n++] = {"algorithm_1", false, chunk, false};
+      out[n++] = {"algorithm_1", Way::kLongestFirst, chunk, false};
     }
-    out[n++] = {"algorithm_1", false, 0, false};
+    out[n++] = {"algorithm_1", Way::kLongestFirst, 0, false};
     return n;
   }
-  const Recipe unsplit{"unsplit", false, 0, false};
+  const Recipe unsplit{"unsplit", Way::kLongestFirst, 0, false};
   if (scheduler == Scheduler::kUnsplit) {
     out[0] = unsplit;
     return 1;
   }
   if (workload.keys_are_shared) out[n++] = unsplit;
-  out[n++] = {"equal_shares", true, 0, false};
+  if (workload.is_mixed) out[n++] = {"large_then_fill", Way::kLargeThenFill, 0, false};
+  out[n++] = {"equal_shares", Way::kEqualShares, 0, false};
   if (!workload.keys_are_shared) out[n++] = unsplit;
-  if (chunk < workload.longest_keys) out[n++] = {"algorithm_1", false, chunk, false};
+  if (chunk < workload.longest_keys) {
+    out[n++] = {"algorithm_1", Way::kLongestFirst, chunk, false};
+  }
   for (int i = 0; i < 2; ++i) {
     chunk = round_up(chunk / 2, model.rules.tile_kv);
     if (chunk < workload.longest_keys && chunk >= model.rules.min_piece) {
-      out[n++] = {"equalised", false, chunk, true};
+      out[n++] = {"equalised", Way::kLongestFirst, chunk, true};
     }
   }
   return n;
@@ -167,7 +176,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   scheduler::make_row_tiles(view, visible, model, scratch, plan);
   const std::vector<RowTile>& tiles = scratch.tiles;
   const bool group_is_split = model.group_size > model.tile_q[0];
-  const Workload workload = describe(tiles, model);
+  const Workload workload = describe(tiles, model, plan.num_levels);
   const double nearly_equal = workload.keys_are_shared ? kNearlyEqualSharedKeys : kNearlyEqual;
 
   Recipe list[kMaxRecipes];
@@ -176,14 +185,17 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   plan.chosen = -1;
   for (int i = 0; i < num_recipes; ++i) {
     const Recipe& recipe = list[i];
-    if (plan.chosen >= 0 && !recipe.equal_shares && recipe.chunk == 0 &&
+    if (plan.chosen >= 0 && recipe.way == Way::kLongestFirst && recipe.chunk == 0 &&
         workload.longest_head_us > plan.candidates[plan.chosen].makespan_us * (1 + nearly_equal)) {
       continue;  // one head alone takes longer
     }
     Cuts& cuts = scratch.trial;
     PlanCandidate candidate{.name = recipe.name, .chunk = recipe.chunk};
-    if (recipe.equal_shares) {
+    if (recipe.way == Way::kEqualShares) {
       scheduler::cut_equal_shares(tiles, model, cuts);
+    } else if (recipe.way == Way::kLargeThenFill) {
+      candidate.fits =
+          scheduler::cut_large_then_fill(tiles, model, target.max_partial_rows, scratch, cuts);
     } else {
       candidate.fits = scheduler::cut_longest_first(tiles, model, recipe.chunk, recipe.equalised,
                                                     workload.keys_are_shared,

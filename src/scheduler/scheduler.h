@@ -45,6 +45,7 @@ struct KeyPlace {
 struct Scratch {
   std::vector<RowTile> tiles;
   std::vector<RowTile> joined_tiles;
+  std::vector<RowTile> large_tiles, small_tiles;
   std::vector<KeyPlace> key_places;
   std::vector<int> token_mark, token_sources;
   Cuts trial, best;
@@ -69,6 +70,11 @@ void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model,
 bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model, int chunk,
                        bool equalised, bool keys_are_shared, int max_partial_rows, Scratch& scratch,
                        Cuts& cuts);
+// Large tiles (of the first shape) unsplit and longest first, one cacheful after the other; then
+// small ones fill every CTA up to an equal share, as in cut_equal_shares. So a join is one of few
+// rows. For flat formats, whose tokens are in one tile each: items are in list order but for this.
+bool cut_large_then_fill(const std::vector<RowTile>& tiles, const CostModel& model,
+                         int max_partial_rows, Scratch& scratch, Cuts& cuts);
 // The chunk of Algorithm 1: keys of the whole list / number of CTAs.
 int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model);
 

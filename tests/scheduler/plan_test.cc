@@ -149,6 +149,22 @@ TEST(Plan, MixedBatchStartsBothKindsSideBySide) {
   EXPECT_NEAR(small_first, 132 * small_us / total_us, 8) << to_string(plan);
 }
 
+// Joining many rows is dear: beside decodes, which fill every CTA up, no large tile is cut.
+TEST(Plan, MixedBatchCutsFewRowsOnly) {
+  for (const int chunk : {500, 2048, 4093}) {
+    std::vector<int> q_len(64, 1), kv_len(64, 4096);
+    q_len[63] = chunk;
+    const PlanTarget target = hopper(132);
+    const BsrView view = flat_view(q_len, kv_len);
+    const Plan plan = make_plan(view, {.causal = 1}, target);
+    check_plan(view, {.causal = 1}, target, plan);
+    EXPECT_LE(plan.balance(), 1.03f) << to_string(plan);
+    for (const WorkItem& item : plan.items) {
+      EXPECT_TRUE(item.shape == 1 || item.partial_row < 0) << to_string(plan);
+    }
+  }
+}
+
 TEST(Plan, BalanceWithinTheWorkspace) {
   PlanTarget target = hopper(132);
   target.num_shapes = 1;
