@@ -43,7 +43,7 @@ def test_every_sm80_tile(tile, dims):
 
 
 SM90_TILES = ("128x48x2", "128x80x3", "128x112x2", "128x144x2", "128x176x2", "64x32x4", "64x80x2",
-              "64x176x2", "16x64x2", "32x96x3", "192x80x2")
+              "64x176x2", "16x64x2", "32x96x3", "192x80x2", "192x80x3")
 
 
 @pytest.mark.skipif(not IS_HOPPER, reason="sm90a kernels need compute capability 9.0")
