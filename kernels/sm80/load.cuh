@@ -22,7 +22,8 @@ namespace plait::sm80 {
 template <int kThreads, Dtype kDtype, int kHeadDim, bool kInOrder, class F>
 PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, int first_number,
                                  F&& transform) {
-  plait::transform_rows<Storage<kDtype>, kHeadDim, kInOrder, kThreads>(
+  constexpr int kSide = 2;  // beside O and S; 4 spilled in the tiles of 16 x 64 and 128 x 64
+  plait::transform_rows<Storage<kDtype>, kHeadDim, kInOrder, kSide, kThreads>(
       tile, num_rows, first_number, threadIdx.x,
       [](int row, int col) { return element_offset(kHeadDim, row, col); }, transform);
 }

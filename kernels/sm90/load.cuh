@@ -290,14 +290,17 @@ PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConf
 // ---- finish warps -------------------------------------------------------------------------------
 
 // Calls transform(number, accessor) for the first num_rows rows of a tile of `rows` rows, which are
-// numbered from first_number on. kInOrder: by position.
+// numbered from first_number on. kInOrder: by position. turn: grows by one from tile to tile, so
+// that no warp has the odd run of each.
 template <KernelConfig kConfig, class Variant, int kDim, Dtype kDtype, bool kInOrder = true,
           class F>
 PLAIT_DEVICE void transform_rows(unsigned char* tile, int rows, int num_rows, int first_number,
-                                 F&& transform) {
+                                 unsigned turn, F&& transform) {
   using R = Roles<kConfig, Variant>;
-  plait::transform_rows<Storage<kDtype>, kDim, kInOrder, 32 * R::kFinishWarps>(
-      tile, num_rows, first_number, threadIdx.x % 128 - 32 * R::kLoadWarps,
+  constexpr int kThreads = 32 * R::kFinishWarps;
+  const unsigned thread = (threadIdx.x % 128 - 32 * R::kLoadWarps + 32 * turn) % kThreads;
+  plait::transform_rows<Storage<kDtype>, kDim, kInOrder, kRowsOfRun, kThreads>(
+      tile, num_rows, first_number, static_cast<int>(thread),
       [&](int row, int col) { return element_offset(rows, row, col); }, transform);
 }
 
@@ -362,7 +365,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   if constexpr (R::Traits::kHasQueryTransform) {
     ptx::named_barrier(kFinishBarrier, kThreads);
     transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q, false>(
-        smem_q, Smem<kConfig>::kTileQ, unit.num_rows, 0, [&](int row, auto& accessor) {
+        smem_q, Smem<kConfig>::kTileQ, unit.num_rows, 0, 0, [&](int row, auto& accessor) {
           const PackedRow packed = row_of(params, row_map, unit, row);
           const RowContext context{params.plan->token_request[packed.token],
                                    params.plan->token_position[packed.token], packed.qo_head};
@@ -417,7 +420,8 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     if constexpr (R::Traits::kHasKeyTransform) {
       const int first_position = unit.kv_pos_begin + tile * kTileKv;
       transform_rows<kConfig, Variant, kConfig.head_dim_qk, kConfig.dtype_q>(
-          smem.k[slot.stage], kTileKv, num_keys, first_position, [&](int position, auto& accessor) {
+          smem.k[slot.stage], kTileKv, num_keys, first_position, unit.first_tile + j,
+          [&](int position, auto& accessor) {
             dequantise<kConfig.dtype_kv>(accessor, params.k_scale);
             Variant::key_transform(variant, {request, position, unit.kv_head}, accessor);
           });
@@ -443,7 +447,8 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     if constexpr (R::Traits::kHasValueTransform) {
       const int first_position = unit.kv_pos_begin + tile * kTileKv;
       transform_rows<kConfig, Variant, kConfig.head_dim_vo, kConfig.dtype_q>(
-          v, kTileKv, num_keys, first_position, [&](int position, auto& accessor) {
+          v, kTileKv, num_keys, first_position, unit.first_tile + j,
+          [&](int position, auto& accessor) {
             dequantise<kConfig.dtype_kv>(accessor, params.v_scale);
             Variant::value_transform(variant, {request, position, unit.kv_head}, accessor);
           });

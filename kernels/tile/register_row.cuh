@@ -2,7 +2,7 @@
 // of lanes: the accessor that row transforms see in the tensor-core kernels (members:
 // host_device/row.h). A row is read once and written once, in pieces of 8 bytes, however many
 // transforms run on it; both halves of a pair are in one lane in either pairing. A group takes runs
-// of four rows, side by side, so that none waits for its own shared memory, angles or user's loads.
+// of four rows, several side by side, so that none waits for its own shared memory or user's loads.
 #pragma once
 #include "host_device/convert.h"
 #include "host_device/row.h"
@@ -14,21 +14,22 @@ inline constexpr int kRowsOfRun = 4;
 // The angles of a lane's four pairs, from row to row. Its frequencies are read when a row meets a
 // table for the first time. kInOrder: rows are met in runs of positions 4 n ... 4 n + 3. The first
 // of a run costs sines and cosines, the others a complex product each; so a position's angles are
-// the same bits whatever tile it lies in. All conditions are constants once a run is unrolled.
+// the same bits whatever tile it lies in. All conditions are constants once a run is unrolled, but
+// for queries, of which several have one position.
 template <bool kInOrder>
 struct Rotor {
-  static constexpr int kRun = kInOrder ? kRowsOfRun : 1;
+  static constexpr int kRun = kInOrder ? kRowsOfRun : 1, kNone = -2;
 
   const TurnsPerPosition* memory = nullptr;
   int pairs_of = 0;  // what the angles are of, see rotate(); 0: nothing yet
   TurnsPerPosition turns[4] = {};
   CosSin step[4] = {}, now[4] = {};
-  int run = 0, place = kRun;  // `now` is of position run + place; place kRun: of none
+  int run = 0, place = kNone;  // `now` is of position run + place; run: a multiple of kRun
 
   // Rows of the run at `first` come next. (Nothing of `now` is kept: registers.)
   PLAIT_DEVICE void start_run(int first) {
     run = first;
-    place = kRun;
+    place = kNone;
   }
 
   // To position `at` of pairs first[0], first[0] + 1, first[1], first[1] + 1 of `table`, both even.
@@ -37,10 +38,12 @@ struct Rotor {
                             const int (&first)[2]) {
     const bool known = pairs_of == pairs && memory == table;
     if (!known) read(rotation_table(table, num_pairs), num_pairs, first);
-    const bool within = kInOrder && static_cast<unsigned>(at - run) < kRun;
+    const bool within = static_cast<unsigned>(at - run) < kRun;
     const int run_of = within ? run : at & -kRun;
     const int place_of = within ? at - run : at & (kRun - 1);
-    if (known && within && place + 1 == place_of) {
+    if (known && within && place == place_of) {
+      // Of the same position: another head of a query.
+    } else if (known && within && place + 1 == place_of) {
       turn_on();
     } else {
 #pragma unroll
@@ -52,7 +55,8 @@ struct Rotor {
     }
     memory = table;
     pairs_of = pairs;
-    place = within ? place_of : kRun;
+    run = run_of;
+    place = place_of;
   }
 
  private:
@@ -247,12 +251,13 @@ PLAIT_DEVICE void transform_side_by_side(unsigned char* tile, int row, int numbe
 // Calls transform(number, accessor) for the num_rows rows of a tile, which are numbered from
 // first_number on, by `kNumThreads` threads (whole warps; thread = 0 ... kNumThreads - 1).
 // offset(row, col): bytes from `tile` to an element of row 0 ... num_rows - 1, of which four from a
-// multiple of four on are neighbours. kInOrder: numbers are positions.
-template <class T, int kDim, bool kInOrder, int kNumThreads, class Offset, class F>
+// multiple of four on are neighbours. kInOrder: numbers are positions. kSide: how many rows of a
+// run lie side by side in registers.
+template <class T, int kDim, bool kInOrder, int kSide, int kNumThreads, class Offset, class F>
 PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, int first_number, int thread,
                                  Offset offset, F&& transform) {
   constexpr int kGroup = lanes_of_row(kDim), kNumGroups = kNumThreads / kGroup;
-  static_assert(kNumThreads % 32 == 0);
+  static_assert(kNumThreads % 32 == 0 && kRowsOfRun % kSide == 0);
   using Row = RegisterRow<T, kDim, kInOrder>;
   Rotor<kInOrder> rotor;
   const int lane = static_cast<unsigned>(thread) % kGroup, end = first_number + num_rows;
@@ -263,8 +268,11 @@ PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, int first_nu
     const int begin = run * kRowsOfRun;
     rotor.start_run(begin);
     if (begin >= first_number && begin + kRowsOfRun <= end) {
-      transform_side_by_side<kRowsOfRun, Row>(tile, begin - first_number, begin, lane, rotor,
-                                              offset, transform);
+#pragma unroll
+      for (int i = 0; i < kRowsOfRun; i += kSide) {
+        transform_side_by_side<kSide, Row>(tile, begin - first_number + i, begin + i, lane, rotor,
+                                           offset, transform);
+      }
     } else {  // cut by an end of the tile
       const int stop = min(begin + kRowsOfRun, end);
 #pragma unroll 1

@@ -103,7 +103,7 @@ void check_rows(int num_rows, int first_position) {
     apply<kWhat>(position_of(row), table, reference);
   }
   emulate::launch(1, kThreads, {0}, [&] {
-    transform_rows<Float16, kDim, kInOrder, kThreads>(
+    transform_rows<Float16, kDim, kInOrder, kInOrder ? 4 : 2, kThreads>(
         tile.data(), num_rows, kInOrder ? first_position : 0, threadIdx.x, offset_of<kDim>,
         [&](int number, auto& accessor) {
           apply<kWhat>(kInOrder ? number : position_of(number), table, accessor);
@@ -165,7 +165,7 @@ std::vector<Float16> turned_ones(int first, int num_rows) {
   const std::vector<TurnsPerPosition> table = table_of(4, kDim);
   std::vector<Float16> tile(num_rows * kDim, from_float<Float16>(1.0f));
   emulate::launch(1, kThreads, {0}, [&] {
-    transform_rows<Float16, kDim, true, kThreads>(
+    transform_rows<Float16, kDim, true, 2, kThreads>(
         reinterpret_cast<unsigned char*>(tile.data()), num_rows, first, threadIdx.x,
         [](int row, int col) { return (row * kDim + col) * 2; },
         [&](int position, auto& accessor) { apply<4>(position, table, accessor); });
