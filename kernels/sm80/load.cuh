@@ -22,7 +22,7 @@ namespace plait::sm80 {
 template <int kThreads, Dtype kDtype, int kHeadDim, bool kInOrder, class F>
 PLAIT_DEVICE void transform_rows(unsigned char* tile, int num_rows, int first_number,
                                  F&& transform) {
-  constexpr int kSide = 2;  // beside O and S; 4 spilled in the tiles of 16 x 64 and 128 x 64
+  constexpr int kSide = 1;  // beside O and S; 4: 520 bytes spilled (16 x 64, norm and RoPE)
   plait::transform_rows<Storage<kDtype>, kHeadDim, kInOrder, kSide, kThreads>(
       tile, num_rows, first_number, threadIdx.x,
       [](int row, int col) { return element_offset(kHeadDim, row, col); }, transform);

@@ -165,7 +165,7 @@ std::vector<Float16> turned_ones(int first, int num_rows) {
   const std::vector<TurnsPerPosition> table = table_of(4, kDim);
   std::vector<Float16> tile(num_rows * kDim, from_float<Float16>(1.0f));
   emulate::launch(1, kThreads, {0}, [&] {
-    transform_rows<Float16, kDim, true, 2, kThreads>(
+    transform_rows<Float16, kDim, true, 1, kThreads>(
         reinterpret_cast<unsigned char*>(tile.data()), num_rows, first, threadIdx.x,
         [](int row, int col) { return (row * kDim + col) * 2; },
         [&](int position, auto& accessor) { apply<4>(position, table, accessor); });
