@@ -35,8 +35,8 @@ struct KernelConfig {
   TileShape shapes[2];
   int num_warps = 0;             // of the sm80 template, where all warps do all; 0 elsewhere
   int num_landing_stages = 0;    // sm90, fp8 K and V: of the ring that they are copied into
-  int num_wide_tiles = 0;        // sm80, fp8 K and V that a transform rewrites: 1, for which of the
-                                 //   two is read; 0: they become 16-bit numbers in registers
+  int num_wide_tiles = 0;        // sm80, fp8: 1, which K and V in turn become, where a transform
+                                 //   rewrites rows; 0: they become 16-bit numbers in registers
 };
 
 // kernels/plain.cuh, kernels/sm80/, kernels/sm90/.

@@ -9,8 +9,8 @@
 
 namespace plait::sm80 {
 
-inline constexpr int kChunkBytes = 16;  // what one cp.async writes
-inline constexpr int kChunkCols = 8;    // 16-bit elements
+inline constexpr int kChunkBytes = 16;              // what one cp.async writes
+inline constexpr int kChunkCols = 8;                // 16-bit elements
 inline constexpr Dtype k16Bits = Dtype::kBfloat16;  // or float16, which is laid out alike
 
 PLAIT_HD constexpr int padded(int head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -65,9 +65,9 @@ PLAIT_HD constexpr int wide_tile_bytes(const KernelConfig& c) {
   return c.num_wide_tiles * c.tile_kv * row_bytes(head_dim);
 }
 PLAIT_HD constexpr int ring_bytes(const KernelConfig& c) {
-  const int ring = wide_tile_bytes(c) +
-                   c.num_stages * c.tile_kv *
-                       (row_bytes(c.head_dim_qk, c.dtype_kv) + row_bytes(c.head_dim_vo, c.dtype_kv));
+  const int ring = wide_tile_bytes(c) + c.num_stages * c.tile_kv *
+                                            (row_bytes(c.head_dim_qk, c.dtype_kv) +
+                                             row_bytes(c.head_dim_vo, c.dtype_kv));
   const int rows = max_tile_q(c) < kSliceRows ? max_tile_q(c) : kSliceRows;
   const int slices = c.num_warps * rows * kSliceStride * 4;
   return ring > slices ? ring : slices;

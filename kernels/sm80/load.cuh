@@ -6,8 +6,8 @@
 // so that behind a tile that is awaited always 2 (S - 1) groups are under way, and a copy is issued
 // as soon as all warps have read what it overwrites. One thread a key looks up its block, a tile
 // before its copy is issued, and leaves the row's addresses to all lanes that copy it. fp8 tiles
-// are copied and read as they are; only where transforms rewrite rows all threads make a 16-bit
-// tile of one that is there.
+// are copied and, with num_wide_tiles 0, read as they are; else all threads make a 16-bit tile of
+// one that is there.
 #pragma once
 #include "host_device/kv_address.h"
 #include "host_device/scales.h"
@@ -45,7 +45,11 @@ struct Loader {
 
   const VariantCall<Variant>& call;
   Smem<kConfig>& smem;
-  int next_block = 0;  // of this thread's key, looked up for the next tile
+  // A key's block and its place there; affine formats have none.
+  struct Place {
+    int block, offset;
+  };
+  Place next_place{0, 0};  // of this thread's key, looked up for the next tile
 
   // Q of tile_q rows, and the first copies. The unit has tiles.
   PLAIT_DEVICE void start(int tile_q) {
@@ -54,31 +58,28 @@ struct Loader {
     for (int i = threadIdx.x; i < kStages * kTileKv; i += kThreads) {
       store_address(i / kTileKv, i % kTileKv, look_up(i / kTileKv, i % kTileKv));
     }
-    next_block = look_up(kStages, threadIdx.x);
+    next_place = look_up(kStages, threadIdx.x);
     __syncthreads();
 #pragma unroll 1
     for (int j = 0; j < kStages; ++j) {
       issue_k(j, j);
       if (j + 1 < kStages) issue_v(j, j);
     }
+    if constexpr (Traits::kHasQueryTransform || kArrangesQ) {
+      ptx::cp_async_wait<2 * (kStages - 1)>();
+      __syncthreads();
+      if constexpr (Traits::kHasQueryTransform) transform_q();
+      if constexpr (Traits::kHasQueryTransform && kArrangesQ) __syncthreads();
+      if constexpr (kArrangesQ) arrange_q();
+    }
   }
 
   // K of tile j, and with the first one Q, is there for all threads.
   PLAIT_DEVICE void await_k(int j, int stage) {
-    store_address(j + kStages, threadIdx.x, next_block);
+    store_address(j + kStages, threadIdx.x, next_place);
     ptx::cp_async_wait<2 * (kStages - 1)>();
     __syncthreads();
     issue_v(j + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
-    if constexpr (Traits::kHasQueryTransform) {
-      if (j == 0) transform_q();
-    }
-    if constexpr (kArrangesQ) {
-      if (j == 0) {
-        if constexpr (Traits::kHasQueryTransform) __syncthreads();
-        arrange_q();
-        __syncthreads();
-      }
-    }
     if constexpr (kWide) widen<kDimQk>(smem.ring.k[stage]);
     if constexpr (Traits::kHasKeyTransform) {
       if constexpr (kWide) __syncthreads();
@@ -91,16 +92,14 @@ struct Loader {
                                    accessor);
           });
     }
-    if constexpr (kWide || Traits::kHasKeyTransform || (Traits::kHasQueryTransform && !kArrangesQ)) {
-      __syncthreads();
-    }
+    if constexpr (kWide || Traits::kHasKeyTransform) __syncthreads();
   }
 
   PLAIT_DEVICE void await_v(int j, int stage) {
     ptx::cp_async_wait<2 * (kStages - 1)>();
     __syncthreads();
     issue_k(j + kStages, stage);
-    next_block = look_up(j + kStages + 1, threadIdx.x);
+    next_place = look_up(j + kStages + 1, threadIdx.x);
     if constexpr (kWide) widen<kDimVo>(smem.ring.v[stage]);
     if constexpr (Traits::kHasValueTransform) {
       if constexpr (kWide) __syncthreads();
@@ -144,18 +143,18 @@ struct Loader {
         [](int row, int chunk) { return chunk_offset(kHeadDim, row, chunk); });
   }
 
-  // Block of key `i` of the unit's tile j; 0 where there is none. (Affine: nothing to look up.)
-  PLAIT_DEVICE int look_up(int j, int i) {
+  // Of key `i` of the unit's tile j, if there is one.
+  PLAIT_DEVICE Place look_up(int j, int i) {
     const Unit& unit = smem.unit;
-    if (kAffine || j >= unit.num_tiles || i >= kTileKv) return 0;
+    if (kAffine || j >= unit.num_tiles || i >= kTileKv) return {0, 0};
     const int position = unit.tiles[j] * kTileKv + i;
-    if (position >= unit.kv_end) return 0;
-    return static_cast<int>(
-        key_slot(unit.table, unit.first_entry, call.params.block_size, position).block);
+    if (position >= unit.kv_end) return {0, 0};
+    const KeySlot slot = key_slot(unit.table, unit.first_entry, call.params.block_size, position);
+    return {static_cast<int>(slot.block), slot.offset};
   }
 
   // Where that key lies, for whoever copies it.
-  PLAIT_DEVICE void store_address(int j, int i, int block) {
+  PLAIT_DEVICE void store_address(int j, int i, Place place) {
     const Params& params = call.params;
     const Unit& unit = smem.unit;
     if (j >= unit.num_tiles || i >= kTileKv) return;
@@ -163,8 +162,8 @@ struct Loader {
     KeyAddress address{static_cast<const unsigned char*>(params.k),
                        static_cast<const unsigned char*>(params.v)};
     if (position < unit.kv_end) {
-      const KeySlot slot = kAffine ? KeySlot{unit.first_entry + position, 0}
-                                   : KeySlot{block, position % params.block_size};
+      const KeySlot slot =
+          kAffine ? KeySlot{unit.first_entry + position, 0} : KeySlot{place.block, place.offset};
       constexpr int kBytes = bytes_of(kConfig.dtype_kv);
       address.k += kBytes * key_offset(params.k_stride, slot, unit.kv_head, kAffine);
       address.v += kBytes * key_offset(params.v_stride, slot, unit.kv_head, kAffine);
@@ -237,9 +236,9 @@ struct Loader {
     }
   }
 
-  // Q as MmaTile wants it beside fp8 K, by four lanes a row. Their order: of 16 elements of a row of
-  // K a lane reads four neighbours where a B fragment has elements 2 c, 2 c + 1, 2 c + 8, 2 c + 9;
-  // so ldmatrix must find these there in Q. Their numbers: float16, a row times the power of two
+  // Q as MmaTile wants it beside fp8 K, by four lanes a row. Their order: of 16 elements of a row
+  // of K a lane reads four neighbours where a B fragment has elements 2 c, 2 c + 1, 2 c + 8, 2 c +
+  // 9; so ldmatrix must find these there in Q. Their numbers: float16, a row times the power of two
   // that takes its largest to 2^14 ... 2^15. What rounds is below 2^-38 of the largest.
   PLAIT_DEVICE void arrange_q() {
     constexpr int kChunks = num_chunks(kDimQk), kLanes = 4;
@@ -270,7 +269,8 @@ struct Loader {
       }
       for (int i = 2 * lane; i < kChunks; i += 2 * kLanes) {
         const uint4 x = chunk(i), y = chunk(i + 1);
-        chunk(i) = uint4{scaled(x.x, down), scaled(x.z, down), scaled(y.x, down), scaled(y.z, down)};
+        chunk(i) =
+            uint4{scaled(x.x, down), scaled(x.z, down), scaled(y.x, down), scaled(y.z, down)};
         chunk(i + 1) =
             uint4{scaled(x.y, down), scaled(x.w, down), scaled(y.y, down), scaled(y.w, down)};
       }

@@ -58,7 +58,8 @@ struct MmaTile {
   PLAIT_DEVICE void multiply_q_k(const unsigned char* q, const float* q_scales,
                                  const unsigned char* k) {
     const int l = lane();
-    // Of A, rows 0 - 15 at both halves of k; of B, keys 0 - 7 at both, then keys 8 - 15. fp8: keys 0
+    // Of A, rows 0 - 15 at both halves of k; of B, keys 0 - 7 at both, then keys 8 - 15. fp8: keys
+    // 0
     // - 15 at a step, then at the next, or 0 - 31 at one.
     const unsigned q_address = lane_address<kDimQk, k16Bits>(q, first_row() + l % 16, l / 16);
     const unsigned k_address =
@@ -204,8 +205,7 @@ struct MmaTile {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = at + kHalf * half, j = i + kNext;
-      ptx::mma_m16n8k16<kDtype>(low[i], low[j], high[i], high[j], a, b[2 * half],
-                                b[2 * half + 1]);
+      ptx::mma_m16n8k16<kDtype>(low[i], low[j], high[i], high[j], a, b[2 * half], b[2 * half + 1]);
     }
   }
 };

@@ -320,9 +320,10 @@ PLAIT_DEVICE void widen_tile(const unsigned char* landing, ptx::Barrier* vacant,
   using R = Roles<kConfig, Variant>;
   constexpr int kBatch = kConfig.head_dim_qk > 128 ? 2 : 4;  // 4: 8 bytes spilled with 192
   widen_rows<kConfig.dtype_kv, kConfig.dtype_q, kDim, kConfig.tile_kv, 32 * R::kFinishWarps, kBatch,
-             kCut>(landing, tile, num_keys, threadIdx.x % 128 - 32 * R::kLoadWarps,
-                   [](unsigned i) { return i * kChunkCols; },
-                   [](int row, int chunk) { return chunk_offset(kConfig.tile_kv, row, chunk); });
+             kCut>(
+      landing, tile, num_keys, threadIdx.x % 128 - 32 * R::kLoadWarps,
+      [](unsigned i) { return i * kChunkCols; },
+      [](int row, int chunk) { return chunk_offset(kConfig.tile_kv, row, chunk); });
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(vacant);
 }

@@ -82,10 +82,10 @@ PLAIT_HD unsigned widen_pair(unsigned word) {
 }
 
 // kRows rows of kDim numbers of kFrom as kTo: chunk i (of 8 elements, row by row) is read at
-// from_offset(i) of `from`, chunk c of a row is written at to_offset(row, c) of `to`; with kCut rows
-// at and beyond num_rows are zeros. On `kNumThreads` threads, thread = 0 ... kNumThreads - 1. A thread
-// reads kBatch chunks before it writes one, since the compiler cannot know that `to` is elsewhere;
-// 1 where O and S fill its registers.
+// from_offset(i) of `from`, chunk c of a row is written at to_offset(row, c) of `to`; with kCut
+// rows at and beyond num_rows are zeros. On `kNumThreads` threads, thread = 0 ... kNumThreads - 1.
+// A thread reads kBatch chunks before it writes one, since the compiler cannot know that `to` is
+// elsewhere; 1 where O and S fill its registers.
 template <Dtype kFrom, Dtype kTo, int kDim, int kRows, int kNumThreads, int kBatch, bool kCut,
           class FromOffset, class ToOffset>
 struct Widener {

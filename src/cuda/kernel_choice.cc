@@ -221,9 +221,9 @@ bool wants_third_warpgroup(const AttentionConfig& config) {
 }
 
 // Whether sm_90a decodes in the sm80 template. wgmma reads K and V from shared memory, where fp8 is
-// written as it lands, read, written in 16 bits and read again: 896 cycles of its 128 bytes a tile
-// of 64 keys of head_dim 128, Q included, and 4130 instructions, 250 us for 64 x 4096. mma.sync
-// takes them from registers: 384 cycles, 1600 instructions.
+// written as it lands, read, written in 16 bits and read again: 896 cycles of its 128 bytes for 64
+// keys of head_dim 128, Q included, and 4130 instructions of all warps (one H200, 64 x 4096: 250
+// us). mma.sync takes them from registers: 320 cycles, 1600 instructions.
 bool widens_in_registers(const AttentionConfig& config) {
   return is_fp8(config.dtype_kv()) && !transforms_kv(config.variant) && max_rows(config) <= 16;
 }

@@ -63,9 +63,21 @@ int ctas_of(const ArchLimits& limits, const KernelConfig& c, int registers, int 
                    limits.max_threads / threads, limits.max_ctas, 4});
 }
 
+// Clocks in which a multiprocessor makes 16-bit numbers of an fp8 key: once, into a tile, or in
+// registers, by every warp with other rows. Half of a warp's lanes a clock do what it takes for a
+// number: by SASS half an instruction that converts two and now and then a permutation of bytes, in
+// a tile of bfloat16 two more; before sm_89 e4m3 takes seven for two.
+float widening_clocks(const ArchLimits& limits, const KernelConfig& c, int dims, int row_warps) {
+  if (!is_fp8(c.dtype_kv)) return 0.0f;
+  const bool wide = c.num_wide_tiles > 0;
+  const bool by_hand = c.dtype_kv == Dtype::kE4m3 && limits.arch < 89;
+  const float of_number = by_hand ? 7.0f : wide ? 3.0f : 1.25f;
+  return of_number * dims * (wide ? 1 : row_warps) / 128;
+}
+
 // Clocks a multiprocessor needs for one key of a tile of shape `i`, as if it had nothing else to
-// do: the slowest of tensor cores, shared memory and what K and V come from: memory where rows are
-// few, else the L2 cache, since other tiles read the same keys.
+// do: the slowest of tensor cores, shared memory, conversions and what K and V come from: memory
+// where rows are few, else the L2 cache, since other tiles read the same keys.
 float clocks_per_key(const ArchLimits& limits, const TileCandidate& candidate, int i, bool few) {
   const KernelConfig& c = candidate.config;
   const TileShape& shape = c.shapes[i];
@@ -94,7 +106,7 @@ float clocks_per_key(const ArchLimits& limits, const TileCandidate& candidate, i
   // Barriers, softmax and the heads and tails of products, which other warps may cover: eight do.
   constexpr float kOverhead = 400;
   const float overlap = std::min(candidate.ctas_per_sm * c.num_warps / 8.0f, 2.0f);
-  return std::max({tensor, shared, memory}) +
+  return std::max({tensor, shared, memory, widening_clocks(limits, c, dims, row_warps)}) +
          kOverhead / (c.tile_kv * overlap * candidate.ctas_per_sm);
 }
 
@@ -108,7 +120,7 @@ float score(const ArchLimits& limits, const TileCandidate& candidate, bool meets
 }
 
 TileCandidate make_candidate(const TileQuery& query, const ArchLimits& limits, int tile_q,
-                             int few_rows, int tile_kv, int stages, int num_warps,
+                             int few_rows, int tile_kv, int stages, int num_warps, int wide_tiles,
                              bool meets_both) {
   TileCandidate candidate{};
   KernelConfig& c = candidate.config;
@@ -120,7 +132,11 @@ TileCandidate make_candidate(const TileQuery& query, const ArchLimits& limits, i
   c.tile_kv = tile_kv;
   c.num_stages = stages;
   c.num_warps = num_warps;
-  c.num_wide_tiles = is_fp8(c.dtype_kv) && query.transforms_kv ? 1 : 0;
+  c.num_wide_tiles = wide_tiles;
+  // Transforms rewrite 16-bit tiles; those of 16-bit K and V are there.
+  if (is_fp8(c.dtype_kv) ? query.transforms_kv && wide_tiles == 0 : wide_tiles > 0) {
+    return candidate;
+  }
   c.num_shapes = 1;
   const int split = key_split(tile_q, tile_kv, num_warps);
   if (split == 0 || 32 * num_warps < tile_kv) return candidate;
@@ -178,9 +194,12 @@ std::vector<TileCandidate> tile_candidates(const TileQuery& query, int tile_q) {
     for (const int tile_kv : kTileKv) {
       for (const int num_warps : kNumWarps) {
         for (int stages = 1; stages <= kMaxStages; ++stages) {
-          const TileCandidate candidate = make_candidate(query, limits, tile_q, few_rows, tile_kv,
-                                                         stages, num_warps, meets_both);
-          if (candidate.ctas_per_sm > 0) candidates.push_back(candidate);
+          for (const int wide_tiles : {0, 1}) {
+            const TileCandidate candidate =
+                make_candidate(query, limits, tile_q, few_rows, tile_kv, stages, num_warps,
+                               wide_tiles, meets_both);
+            if (candidate.ctas_per_sm > 0) candidates.push_back(candidate);
+          }
         }
       }
     }
@@ -213,9 +232,11 @@ KernelConfig forced_tile(const TileQuery& query, const std::string& text) {
         kMaxStages);
   std::vector<TileCandidate> candidates;
   for (const int num_warps : kNumWarps) {
-    const TileCandidate candidate =
-        make_candidate(query, limits_of(query.arch), tile_q, 0, tile_kv, stages, num_warps, false);
-    if (candidate.ctas_per_sm > 0) candidates.push_back(candidate);
+    for (const int wide_tiles : {0, 1}) {
+      const TileCandidate candidate = make_candidate(query, limits_of(query.arch), tile_q, 0,
+                                                     tile_kv, stages, num_warps, wide_tiles, false);
+      if (candidate.ctas_per_sm > 0) candidates.push_back(candidate);
+    }
   }
   const TileCandidate* best = best_of(candidates);
   check(best != nullptr, "attention: kernel is 'sm80 ", text, "', which with head_dim_qk ",

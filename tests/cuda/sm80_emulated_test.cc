@@ -256,8 +256,9 @@ TEST(Sm80Emulated, LargestHead) {
       c, {}, PlainMeaning{}, 2);
 }
 
-// fp8 K and V become 16-bit tiles: head dims in both layouts, both loaders, one row on CUDA cores,
-// many stages; then with transforms, which must see values.
+// fp8 K and V: head dims in both layouts and of an odd number of chunks, both loaders, one row on
+// CUDA cores, many stages, warps of 16 and of 32 keys, tiles made 16-bit; then with transforms,
+// which must see values.
 template <KernelConfig kBase, Dtype kDtypeKv>
 inline constexpr KernelConfig kFp8Of = [] {
   KernelConfig config = kBase;
@@ -292,6 +293,10 @@ TEST(Sm80Emulated, Fp8) {
       Float16, E4m3,
       kFp8Of<kConfigOf<kF16, 128, 16, Loader::kGather, 64, 64, 1, 4, 1, 16, 4>, Dtype::kE4m3>>(3,
                                                                                                4);
+  check_fp8<
+      Bfloat16, E4m3,
+      kWideOf<kFp8Of<kConfigOf<kBf16, 32, 48, Loader::kAffine, 16, 32, 2, 2, 2>, Dtype::kE4m3>>>(3,
+                                                                                                 8);
 }
 // Products with fp8 are of float16, which neither Q nor weights without softmax need fit: rows of Q
 // near the ends of bfloat16 and without any number, weights of a million.

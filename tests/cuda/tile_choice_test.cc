@@ -249,6 +249,12 @@ TEST(KernelChoice, Fp8) {
   EXPECT_EQ(on_sm90(), Template::kSm90);
   EXPECT_EQ(choose_kernel(c, "80").num_wide_tiles, 1);
   c.variant = full();
+  // Before there was an instruction for e4m3, warps of many rows shared one conversion.
+  c.bounds = {.requests = 4, .query_tokens = 4096, .keys = 4096};
+  EXPECT_EQ(choose_kernel(c, "80").num_wide_tiles, 0);
+  c.kv_dtype = Dtype::kE4m3;
+  EXPECT_EQ(choose_kernel(c, "80").num_wide_tiles, 1);
+  EXPECT_EQ(choose_kernel(c, "100").num_wide_tiles, 0);
   c.head_dim_vo = 40;
   for (const char* arch : {"75", "80", "90a"}) {
     EXPECT_EQ(template_of(choose_kernel(c, arch)), Template::kPlain);
