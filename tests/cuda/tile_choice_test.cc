@@ -255,6 +255,7 @@ TEST(KernelChoice, Fp8) {
   c.kv_dtype = Dtype::kE4m3;
   EXPECT_EQ(choose_kernel(c, "80").num_wide_tiles, 1);
   EXPECT_EQ(choose_kernel(c, "100").num_wide_tiles, 0);
+  c.kv_dtype = Dtype::kE5m2;
   c.head_dim_vo = 40;
   for (const char* arch : {"75", "80", "90a"}) {
     EXPECT_EQ(template_of(choose_kernel(c, arch)), Template::kPlain);
@@ -405,13 +406,13 @@ TEST(KernelChoice, Sm90TilesFit) {
 
 // Eight rows at one chunk, which ldmatrix reads at a time, lie in eight groups of banks; chunks do
 // not overlap and stay within the tile.
-TEST(Sm80Layout, ChunksAreApart) {
-  for (int dim = 8; dim <= 256; dim += 8) {
+void check_chunks(Dtype dtype, int step) {
+  for (int dim = step; dim <= 256; dim += step) {
     constexpr int kRows = 32;
-    std::vector<bool> used(kRows * sm80::row_bytes(dim) / 16);
+    std::vector<bool> used(kRows * sm80::row_bytes(dim, dtype) / 16);
     for (int row = 0; row < kRows; ++row) {
-      for (int chunk = 0; chunk < sm80::num_chunks(dim); ++chunk) {
-        const int offset = sm80::chunk_offset(dim, row, chunk);
+      for (int chunk = 0; chunk < sm80::num_chunks(dim, dtype); ++chunk) {
+        const int offset = sm80::chunk_offset(dim, row, chunk, dtype);
         ASSERT_EQ(offset % 16, 0);
         ASSERT_LT(offset / 16, static_cast<int>(used.size()));
         ASSERT_FALSE(used[offset / 16]);
@@ -419,15 +420,19 @@ TEST(Sm80Layout, ChunksAreApart) {
       }
     }
     for (int first = 0; first < kRows; first += 8) {
-      for (int chunk = 0; chunk < sm80::num_chunks(dim); ++chunk) {
+      for (int chunk = 0; chunk < sm80::num_chunks(dim, dtype); ++chunk) {
         unsigned groups = 0;
         for (int row = first; row < first + 8; ++row) {
-          groups |= 1u << sm80::chunk_offset(dim, row, chunk) / 16 % 8;
+          groups |= 1u << sm80::chunk_offset(dim, row, chunk, dtype) / 16 % 8;
         }
         ASSERT_EQ(groups, 0xffu) << "head_dim " << dim << " chunk " << chunk;
       }
     }
   }
+}
+TEST(Sm80Layout, ChunksAreApart) {
+  check_chunks(Dtype::kFloat16, 8);
+  check_chunks(Dtype::kE4m3, 16);
 }
 
 }  // namespace
