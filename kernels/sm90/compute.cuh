@@ -21,6 +21,11 @@ struct ThreadRows {
   int row[2], token[2], qo_head[2], request[2], position[2];
 };
 
+// Row r of this thread among its warpgroup's 64.
+PLAIT_DEVICE int row_of_thread(int r) {
+  return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+}
+
 // The rows of this thread when its warpgroup takes rows row_begin ... of the unit's tile;
 // `positions` of the tile's rows while they are at hand, then null.
 PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const PlanView& plan, const Unit& unit,
@@ -28,7 +33,7 @@ PLAIT_DEVICE ThreadRows thread_rows(const Params& params, const PlanView& plan, 
   ThreadRows rows;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = row_begin + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+    const int row = row_begin + row_of_thread(r);
     rows.row[r] = row;
     rows.valid[r] = row < unit.num_rows;
     const int existing = rows.valid[r] ? row : 0;
@@ -55,6 +60,10 @@ struct Consumer {
   // A row's reference maximum follows its true one only when that has grown by more than this (base
   // 2), so that O is rarely rescaled; P stays below 2^8, exact in the final division.
   static constexpr float kRescaleThreshold = 8.0f;
+  // Functors and mask bits want to know the rows in every round; else a position is read where a
+  // mask is, and registers are for the loop.
+  static constexpr bool kKeepsRows =
+      Traits::kHasLogitsTransform || Traits::kHasLogitsMask || Traits::kCustomMask;
 
   Smem<kConfig>& smem;
   const Params& params;
@@ -125,7 +134,7 @@ struct Consumer {
           if (u > 0) keep_states();  // of the unit before
           max_logit[0] = max_logit[1] = kNegInf;
           sum[0] = sum[1] = 0.0f;
-          if (!is_end) {
+          if (kKeepsRows && !is_end) {
             rows = thread_rows(params, *params.plan, unit, smem.positions[u % kQStages], row_begin);
           }
         }
@@ -136,7 +145,12 @@ struct Consumer {
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_registers(s);
         if (!none) release(&smem.empty_k[slot.stage], owners_of(step));
-        logits(unit, rows, tile, none ? 0 : unit.kv_end, full, s);
+        const auto position = [&](int r) {
+          if constexpr (kKeepsRows) return rows.position[r];
+          const int row = row_begin + row_of_thread(r);
+          return smem.positions[u % kQStages][row < unit.num_rows ? row : 0];
+        };
+        logits(unit, rows, position, tile, none ? 0 : unit.kv_end, full, s);
         if (!full) hide(bits, s);
         float scale[2];
         const bool moves = softmax(s, scale);
@@ -280,8 +294,9 @@ struct Consumer {
   }
 
   // logits_transform, then -inf (without softmax: 0) for hidden keys.
-  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile, int kv_end,
-                           bool full, float (&s)[kTileKv / 2]) {
+  template <class Position>
+  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, Position&& position, int tile,
+                           int kv_end, bool full, float (&s)[kTileKv / 2]) {
     const int list_begin = tile * kTileKv;
     const int k_pos = unit.kv_pos_begin + list_begin;
     if constexpr (Traits::kHasLogitsTransform || !Traits::kUseSoftmax) {
@@ -295,8 +310,8 @@ struct Consumer {
     }
     if (full) return;
     const int k_end = k_pos + kv_end - list_begin;
-    VisibleRange range[2] = {visible_range(params.visible, rows.position[0]),
-                             visible_range(params.visible, rows.position[1])};
+    VisibleRange range[2] = {visible_range(params.visible, position(0)),
+                             visible_range(params.visible, position(1))};
     range[0].end = min(range[0].end, k_end);
     range[1].end = min(range[1].end, k_end);
 #pragma unroll
