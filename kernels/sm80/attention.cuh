@@ -91,36 +91,35 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
   Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
   const Params& params = call.params;
   const PlanView& plan = *params.plan;
-  const CtaStart& start = params.starts[blockIdx.x];
-  if (start.item_begin < start.item_end) {
-    int item_index = start.item_begin, head = 0;
+  int item_index = params.starts[blockIdx.x].item_begin, head = 0;
+  int item_end = params.starts[blockIdx.x].item_end;
 #pragma unroll 1
-    while (item_index < start.item_end) {
-      const bool first_shape = kConfig.num_shapes == 1 || plan.items[item_index].shape == 0;
-      const int tile_q = kConfig.shapes[first_shape ? 0 : 1].tile_q;
-      start_unit<kConfig, Variant>(call, smem, item_index, head, tile_q);
-      Loader<kConfig, Variant> loader{call, smem};
-      if (smem.unit.num_tiles > 0) loader.start(tile_q);
-      if (first_shape) {
-        attend<kConfig, Variant, 0>(call, smem, loader);
-      } else if constexpr (kConfig.num_shapes > 1) {
-        attend<kConfig, Variant, 1>(call, smem, loader);
-      }
-      // From shared memory, and from the plan anew: nothing of it is kept in registers meanwhile.
-      item_index = smem.unit.item_index;
-      head = smem.unit.head;
-      const WorkItem& item = plan.items[item_index];
-      if (item.partial_row >= 0) {
-        constexpr int kThreads = num_threads(kConfig);
-        arrive_and_merge<kConfig, Variant>(
-            params, call.variant, plan, plan.row_blocks[item.row_block].first_token, item.first_row,
-            item.num_rows, item.kv_head_begin + head, threadIdx.x, kThreads, smem.last,
-            [] { __syncthreads(); });
-      }
-      if (++head == item.num_heads) {
-        head = 0;
-        ++item_index;
-      }
+  while (item_index < item_end) {
+    const bool first_shape = kConfig.num_shapes == 1 || plan.items[item_index].shape == 0;
+    const int tile_q = kConfig.shapes[first_shape ? 0 : 1].tile_q;
+    start_unit<kConfig, Variant>(call, smem, item_index, head, tile_q);
+    Loader<kConfig, Variant> loader{call, smem};
+    if (smem.unit.num_tiles > 0) loader.start(tile_q);
+    if (first_shape) {
+      attend<kConfig, Variant, 0>(call, smem, loader);
+    } else if constexpr (kConfig.num_shapes > 1) {
+      attend<kConfig, Variant, 1>(call, smem, loader);
+    }
+    // From shared memory, and from the plan anew: nothing of it is kept in registers meanwhile.
+    item_index = smem.unit.item_index;
+    item_end = params.starts[blockIdx.x].item_end;
+    head = smem.unit.head;
+    const WorkItem& item = plan.items[item_index];
+    if (item.partial_row >= 0) {
+      constexpr int kThreads = num_threads(kConfig);
+      arrive_and_merge<kConfig, Variant>(params, call.variant, plan,
+                                         plan.row_blocks[item.row_block].first_token,
+                                         item.first_row, item.num_rows, item.kv_head_begin + head,
+                                         threadIdx.x, kThreads, smem.last, [] { __syncthreads(); });
+    }
+    if (++head == item.num_heads) {
+      head = 0;
+      ++item_index;
     }
   }
   store_padding_rows<kConfig, Variant>(params, plan, threadIdx.x, num_threads(kConfig));
