@@ -45,11 +45,7 @@ struct Loader {
 
   const VariantCall<Variant>& call;
   Smem<kConfig>& smem;
-  // A key's block and its place there; affine formats have none.
-  struct Place {
-    int block, offset;
-  };
-  Place next_place{0, 0};  // of this thread's key, looked up for the next tile
+  int next_block = 0;  // of this thread's key, looked up for the next tile
 
   // Q of tile_q rows, and the first copies. The unit has tiles.
   PLAIT_DEVICE void start(int tile_q) {
@@ -58,7 +54,7 @@ struct Loader {
     for (int i = threadIdx.x; i < kStages * kTileKv; i += kThreads) {
       store_address(i / kTileKv, i % kTileKv, look_up(i / kTileKv, i % kTileKv));
     }
-    next_place = look_up(kStages, threadIdx.x);
+    next_block = look_up(kStages, threadIdx.x);
     __syncthreads();
 #pragma unroll 1
     for (int j = 0; j < kStages; ++j) {
@@ -76,7 +72,7 @@ struct Loader {
 
   // K of tile j, and with the first one Q, is there for all threads.
   PLAIT_DEVICE void await_k(int j, int stage) {
-    store_address(j + kStages, threadIdx.x, next_place);
+    store_address(j + kStages, threadIdx.x, next_block);
     ptx::cp_async_wait<2 * (kStages - 1)>();
     __syncthreads();
     issue_v(j + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
@@ -99,7 +95,7 @@ struct Loader {
     ptx::cp_async_wait<2 * (kStages - 1)>();
     __syncthreads();
     issue_k(j + kStages, stage);
-    next_place = look_up(j + kStages + 1, threadIdx.x);
+    next_block = look_up(j + kStages + 1, threadIdx.x);
     if constexpr (kWide) widen<kDimVo>(smem.ring.v[stage]);
     if constexpr (Traits::kHasValueTransform) {
       if constexpr (kWide) __syncthreads();
@@ -143,18 +139,18 @@ struct Loader {
         [](int row, int chunk) { return chunk_offset(kHeadDim, row, chunk); });
   }
 
-  // Of key `i` of the unit's tile j, if there is one.
-  PLAIT_DEVICE Place look_up(int j, int i) {
+  // Block of key `i` of the unit's tile j; 0 where there is none. (Affine: nothing to look up.)
+  PLAIT_DEVICE int look_up(int j, int i) {
     const Unit& unit = smem.unit;
-    if (kAffine || j >= unit.num_tiles || i >= kTileKv) return {0, 0};
+    if (kAffine || j >= unit.num_tiles || i >= kTileKv) return 0;
     const int position = unit.tiles[j] * kTileKv + i;
-    if (position >= unit.kv_end) return {0, 0};
-    const KeySlot slot = key_slot(unit.table, unit.first_entry, call.params.block_size, position);
-    return {static_cast<int>(slot.block), slot.offset};
+    if (position >= unit.kv_end) return 0;
+    return static_cast<int>(
+        key_slot(unit.table, unit.first_entry, call.params.block_size, position).block);
   }
 
   // Where that key lies, for whoever copies it.
-  PLAIT_DEVICE void store_address(int j, int i, Place place) {
+  PLAIT_DEVICE void store_address(int j, int i, int block) {
     const Params& params = call.params;
     const Unit& unit = smem.unit;
     if (j >= unit.num_tiles || i >= kTileKv) return;
@@ -162,8 +158,8 @@ struct Loader {
     KeyAddress address{static_cast<const unsigned char*>(params.k),
                        static_cast<const unsigned char*>(params.v)};
     if (position < unit.kv_end) {
-      const KeySlot slot =
-          kAffine ? KeySlot{unit.first_entry + position, 0} : KeySlot{place.block, place.offset};
+      const KeySlot slot = kAffine ? KeySlot{unit.first_entry + position, 0}
+                                   : KeySlot{block, position % params.block_size};
       constexpr int kBytes = bytes_of(kConfig.dtype_kv);
       address.k += kBytes * key_offset(params.k_stride, slot, unit.kv_head, kAffine);
       address.v += kBytes * key_offset(params.v_stride, slot, unit.kv_head, kAffine);
