@@ -1,5 +1,6 @@
 #include "cuda/sm90_tiles.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "cuda/kernel_choice.h"
@@ -56,6 +57,9 @@ KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
   c.tile_kv = tile.tile_kv;
   c.num_stages = tile.num_stages;
   if (tile.tile_q > 128) {  // a third consumer warpgroup
+    // Of a producer that transforms rows: enough for RoPE alone, and leaves consumers 144.
+    constexpr int kMostOfProducer = 80;
+    c.producer_registers = std::min(c.producer_registers, kMostOfProducer);
     c.num_consumer_warpgroups = 3;
     c.consumer_registers = (kRegistersOfWarpgroups - c.producer_registers) / 3 / 8 * 8;
     c.shapes[0].tile_q = tile.tile_q;

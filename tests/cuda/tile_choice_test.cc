@@ -359,7 +359,10 @@ TEST(KernelChoice, Sm90TilesByName) {
   EXPECT_EQ(choose_kernel(attention("sm90 128x64x3"), "90a").num_shapes, 1);
   AttentionConfig rope_too = attention("sm90 128x96x2");
   rope_too.variant = rope();
-  EXPECT_GE(choose_kernel(rope_too, "90a").producer_registers, 88);
+  EXPECT_EQ(choose_kernel(rope_too, "90a").producer_registers, 104);
+  rope_too.kernel = "sm90 192x64x4";
+  EXPECT_EQ(choose_kernel(rope_too, "90a").producer_registers, 80);
+  EXPECT_EQ(choose_kernel(rope_too, "90a").consumer_registers, 144);
 }
 
 // Three warpgroups for many rows that fill them, where no functor needs the registers.
