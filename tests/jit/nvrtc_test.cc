@@ -314,9 +314,9 @@ TEST_F(Nvrtc, LargeSm90TilesCompileWithoutSpills) {
   };
   const KernelConfig sm90 = cuda::sm90_config(Dtype::kBfloat16, 128, 128, Loader::kPaged, 128);
   for (const char* tile : {"128x144x2", "128x176x2", "192x80x2", "192x80x3"}) {
-    spills_nothing(sm90, tile, full());
+    expect_no_spills(sm90, tile, full());
   }
-  spills_nothing(cuda::with_row_transforms(sm90), "192x64x4", rope());
+  expect_no_spills(cuda::with_row_transforms(sm90), "192x64x4", rope());
 }
 
 // All tiles of the sm80 template, beyond those that are chosen.
