@@ -34,9 +34,6 @@ struct PlanTarget {
   int group_size = 1, num_kv_heads = 1;
   int num_shapes = 1;
   ShapeModel shapes[2];         // descending tile_q
-  // How many times as fast a CTA runs when few others do; the costs of shapes are of CTAs that share
-  // the memory's rate. 1: others do not slow it down.
-  float speed_alone = 1;
   float merge_us = 0;           // modelled cost of one partial tile: writing, arriving, merging
   int max_partial_rows = 0;     // capacity of the workspace
   int min_split_keys = 0;       // no piece of a row's keys is shorter, but where a head ends
@@ -56,7 +53,7 @@ struct PlanCandidate {
   int chunk = 0;           // keys a chunk; 0: not chunked
   int num_items = 0;
   int num_partial_rows = 0;
-  float makespan_us = 0;   // until the last CTA is done
+  float makespan_us = 0;   // busiest CTA
   float balance = 0;       // busiest CTA / mean, of modelled time
   bool fits = true;        // false: needs more partials than the workspace has, dropped
   bool operator==(const PlanCandidate&) const = default;

@@ -33,7 +33,6 @@ PlanTarget decode_target(int num_ctas) {
                       .fixed_us = cost.fixed_us[shape],
                       .us_per_key = cost.us_per_key[shape]};
   target.merge_us = cost.merge_us;
-  target.speed_alone = cost.speed_alone;
   target.max_partial_rows = 2 * num_ctas * kTileQ;
   target.min_split_keys = cost.min_split_keys;
   return target;

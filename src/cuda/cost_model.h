@@ -9,11 +9,10 @@
 namespace plait::cuda {
 
 struct KernelCost {
-  float fixed_us[2];      // by shape. Starting an item: Q, first loads, mask, epilogue
-  float us_per_key[2];    // by shape, of the whole tile
-  float merge_us;         // a partial tile: writing, arriving, joining
-  int min_split_keys;     // a shorter piece costs more than it saves
-  float speed_alone = 1;  // of a CTA, when few others run: PlanTarget
+  float fixed_us[2];    // by shape. Starting an item: Q, first loads, mask, epilogue
+  float us_per_key[2];  // by shape, of the whole tile
+  float merge_us;       // a partial tile: writing, arriving, joining
+  int min_split_keys;   // a shorter piece costs more than it saves
 };
 
 // Shape 0, 128 rows: 4 x 4096 tokens in 1110 us causal (2112 keys a tile on average) and 1958 us
@@ -28,9 +27,8 @@ inline constexpr KernelCost kSm90MixedCost{{6.7f, 1.0f}, {0.0138f, 0.0175f}, 1.5
 inline constexpr KernelCost kSm90WideCost{{4.0f, 1.0f}, {0.0203f, 0.0136f}, 1.5f, 256};
 // Where all three split the keys: a third less, and some of it given back; an estimate.
 inline constexpr float kThreePartsOfKeys = 0.73f;
-// 64 x 4096 in 264 us, 1.94 tiles a CTA. Where half of the CTAs have nothing to do the others still
-//   use the whole rate of the memory: 16 x U(512, 1024) unsplit 22.4 us, in equal shares 24.9.
-inline constexpr KernelCost kSm90DecodeCost{{1.0f, 0.0f}, {0.0322f, 0.0f}, 1.5f, 256, 2.4f};
+// 64 x 4096 in 264 us, 1.94 tiles a CTA.
+inline constexpr KernelCost kSm90DecodeCost{{1.0f, 0.0f}, {0.0322f, 0.0f}, 1.5f, 256};
 // 16 rows on CUDA cores, four CTAs a multiprocessor: a guess, for balance alone.
 inline constexpr KernelCost kPlainCost{{3.0f, 0.0f}, {0.06f, 0.0f}, 3.0f, 128};
 

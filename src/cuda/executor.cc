@@ -44,7 +44,6 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
                         cost.us_per_key[i]};
   }
   target.merge_us = cost.merge_us;
-  target.speed_alone = cost.speed_alone;
   target.min_split_keys = cost.min_split_keys;
   target.cache_keys = cuda::cache_keys(kernel);
   target.max_partial_rows = max_partial_rows(config, target.num_ctas, kernel.shapes[0].tile_q);

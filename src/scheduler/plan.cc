@@ -37,22 +37,19 @@ struct Recipe {
 
 struct Workload {
   double lower_bound_us;   // no plan is modelled faster
-  i64 num_heads;           // of all tiles
   bool keys_are_shared;    // most of the work is in row blocks of several tiles (prefill)
   bool is_mixed;           // tiles of both shapes, each token in one of them
   int longest_keys;        // of a tile
-  double longest_head_us;  // of a tile and kv head, unsplit, with few beside it
+  double longest_head_us;  // of a tile and kv head, unsplit
 };
 
 Workload describe(const std::vector<RowTile>& tiles, const CostModel& model, int num_levels) {
   bool has_shape[2] = {};
-  i64 total_ps = 0, shared_ps = 0, piece_ps = 0, head_ps = 0, num_heads = 0;
+  i64 total_ps = 0, shared_ps = 0, piece_ps = 0, head_ps = 0;
   int longest_keys = 0;
   for (size_t i = 0; i < tiles.size(); ++i) {
     const RowTile& tile = tiles[i];
-    const int heads = tile.seen() == 0 ? 1 : model.rules.num_kv_heads;
-    const i64 ps = tile.head_ps * heads;
-    num_heads += heads;
+    const i64 ps = tile.head_ps * (tile.seen() == 0 ? 1 : model.rules.num_kv_heads);
     total_ps += ps;
     piece_ps = std::max(piece_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
     longest_keys = std::max(longest_keys, tile.seen());
@@ -65,14 +62,8 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model, int
   }
   // All work spread evenly as if splits were free; and somebody runs the dearest smallest piece.
   const bool once = num_levels == 1 && model.group_size <= model.tile_q[0];
-  const double bound_ps = std::max(static_cast<double>(total_ps / model.num_ctas),
-                                   piece_ps / static_cast<double>(model.speed_alone));
-  return {bound_ps * 1e-6,
-          num_heads,
-          shared_ps * 2 > total_ps,
-          once && has_shape[0] && has_shape[1],
-          longest_keys,
-          head_ps / static_cast<double>(model.speed_alone) * 1e-6};
+  return {std::max(total_ps / model.num_ctas, piece_ps) * 1e-6, shared_ps * 2 > total_ps,
+          once && has_shape[0] && has_shape[1], longest_keys, head_ps * 1e-6};
 }
 
 constexpr int kMaxRecipes = 32;  // chunks doubled up to 2^30, and unsplit
@@ -94,17 +85,10 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
     out[0] = unsplit;
     return 1;
   }
-  // Of few heads that fill the CTAs nothing need be merged, if they can be dealt out evenly enough;
-  // of many, equal shares are as good and sooner found.
-  constexpr i64 kFewHeads = 2;  // a CTA
-  const bool unsplit_first =
-      workload.keys_are_shared ||
-      (model.speed_alone > 1 && workload.num_heads <= kFewHeads * model.num_ctas &&
-       workload.longest_head_us <= workload.lower_bound_us * (1 + kCloseToBound));
-  if (unsplit_first) out[n++] = unsplit;
+  if (workload.keys_are_shared) out[n++] = unsplit;
   if (workload.is_mixed) out[n++] = {"large_then_fill", Way::kLargeThenFill, 0, false};
   out[n++] = {"equal_shares", Way::kEqualShares, 0, false};
-  if (!unsplit_first) out[n++] = unsplit;
+  if (!workload.keys_are_shared) out[n++] = unsplit;
   if (chunk < workload.longest_keys) {
     out[n++] = {"algorithm_1", Way::kLongestFirst, chunk, false};
   }

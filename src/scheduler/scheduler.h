@@ -22,7 +22,6 @@ struct CostModel {
   ShapeCost shapes[2];
   int tile_q[2];
   int num_shapes, group_size, num_ctas;
-  float speed_alone;
   i64 cache_keys;
 };
 CostModel cost_model(const PlanTarget& target);  // throws ArgumentError on a target that is no GPU
@@ -92,7 +91,7 @@ i64 item_ps(const WorkItem& item, const RowBlock& block, const Visibility& visib
             const CostModel& model);
 
 struct Score {
-  float makespan_us = 0;  // until the last CTA is done
+  float makespan_us = 0;  // busiest CTA
   float balance = 1;      // busiest CTA / mean
 };
 // Of items[i] run by CTA cta[i].

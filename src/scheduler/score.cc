@@ -2,7 +2,6 @@
 // the items as they are, never from what a candidate meant to do.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "plait/error.h"
 #include "scheduler/scheduler.h"
@@ -17,8 +16,6 @@ CostModel cost_model(const PlanTarget& target) {
         target.group_size, " and num_kv_heads ", target.num_kv_heads, ", must be at least 1");
   check(target.num_shapes == 1 || target.num_shapes == 2, "plan: target.num_shapes is ",
         target.num_shapes, ", must be 1 or 2");
-  check(target.speed_alone >= 1, "plan: target.speed_alone is ", target.speed_alone,
-        ", must be at least 1");
   CostModel model{};
   const auto picoseconds = [](float us) { return std::max<i64>(std::llround(us * 1e6), 0); };
   for (int i = 0; i < target.num_shapes; ++i) {
@@ -36,7 +33,6 @@ CostModel cost_model(const PlanTarget& target) {
   model.num_shapes = target.num_shapes;
   model.group_size = target.group_size;
   model.num_ctas = target.num_ctas;
-  model.speed_alone = target.speed_alone;
   model.cache_keys = target.cache_keys;
   return model;
 }
@@ -59,22 +55,14 @@ i64 item_ps(const WorkItem& item, const RowBlock& block, const Visibility& visib
 
 namespace {
 
-// CTAs share a rate, and go on equally fast, while more than num_ctas / speed_alone of them run;
-// then each has the rate that it can use alone. Changes the order of `load`.
-Score summarise(std::vector<i64>& load, const CostModel& model) {
-  const auto most_alone = static_cast<size_t>(load.size() / model.speed_alone);
-  const auto last_shared = load.begin() + std::min(most_alone, load.size() - 1);
-  std::nth_element(load.begin(), last_shared, load.end(), std::greater<>());
-  i64 total = 0, busiest = 0, shared = 0;
+Score summarise(const std::vector<i64>& load) {
+  i64 total = 0, busiest = 0;
   for (const i64 ps : load) {
     total += ps;
     busiest = std::max(busiest, ps);
-    shared += std::min(ps, *last_shared);
   }
   if (total == 0) return {};
-  const double makespan_ps = static_cast<double>(shared) / load.size() +
-                             static_cast<double>(busiest - *last_shared) / model.speed_alone;
-  return {static_cast<float>(makespan_ps * 1e-6),
+  return {static_cast<float>(busiest * 1e-6),
           static_cast<float>(static_cast<double>(busiest) * load.size() / total)};
 }
 
@@ -87,7 +75,7 @@ Score score(const std::vector<WorkItem>& items, const std::vector<int>& cta,
   for (size_t i = 0; i < items.size(); ++i) {
     load[cta[i]] += item_ps(items[i], row_blocks[items[i].row_block], visible, model);
   }
-  return summarise(load, model);
+  return summarise(load);
 }
 
 Score score(const Plan& plan, const PlanTarget& target) {
@@ -99,7 +87,7 @@ Score score(const Plan& plan, const PlanTarget& target) {
       load[cta] += item_ps(item, plan.row_blocks[item.row_block], plan.visible, model);
     }
   }
-  return summarise(load, model);
+  return summarise(load);
 }
 
 }  // namespace plait::scheduler

@@ -231,27 +231,6 @@ TEST(Plan, EqualSharesBeginWithParts) {
   }
   EXPECT_GT(ctas_with_both, plan.num_ctas / 2);
 }
-// Where CTAs share the memory's rate it is enough that most of them are busy to the end.
-TEST(Plan, FewWholeHeadsThatFillTheMemoryStayWhole) {
-  PlanTarget target = hopper(264);
-  target.num_shapes = 1;
-  target.shapes[0] = {.tile_q = 16, .fixed_us = 1, .us_per_key = 0.032f};
-  target.merge_us = 1.5f;
-  target.max_partial_rows = 2 * 264 * 16;
-  target.speed_alone = 1.8f;
-  const auto chosen = [&](int requests) {
-    const BsrView view = flat_view(std::vector<int>(requests, 1), std::vector<int>(requests, 4096));
-    const Plan plan = make_plan(view, {.causal = 1}, target);
-    check_plan(view, {.causal = 1}, target, plan);
-    return plan.candidates[plan.chosen].name;
-  };
-  EXPECT_EQ(chosen(64), "unsplit");       // 248 CTAs have two heads, 16 one
-  EXPECT_EQ(chosen(33), "unsplit");       // one each
-  EXPECT_EQ(chosen(40), "equal_shares");  // 56 CTAs would have two
-  EXPECT_EQ(chosen(8), "equal_shares");
-  target.speed_alone = 1;
-  EXPECT_EQ(chosen(64), "equal_shares");
-}
 TEST(Plan, UnsplitCutsNoKeys) {
   PlanTarget target = hopper(132);
   target.max_partial_rows = 0;

@@ -126,7 +126,6 @@ inline PlanTarget random_target(Random& random, const BsrView& view) {
                         .fixed_us = 0.01f * static_cast<float>(random() % 100),
                         .us_per_key = 0.001f * static_cast<float>(1 + random() % 50)};
   }
-  target.speed_alone = 1 + 0.25f * static_cast<float>(random() % 4);
   target.merge_us = 0.1f * static_cast<float>(random() % 20);
   target.min_split_keys = pick(random, {0, 1, 64, 100, 256});
   target.cache_keys = pick(random, {0, 1, 300, 5000, 1 << 20});
