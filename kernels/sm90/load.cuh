@@ -58,6 +58,7 @@ struct AffineLoader {
   template <int kBehind>
   PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
+    __syncwarp();  // the lane that copies does not run ahead: others would miss a barrier's phases
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive_expect_tx(barrier,
                                    copied_bytes(kConfig, kConfig.tile_kv, operand.head_dim));

@@ -442,6 +442,7 @@ TEST(Sm90Emulated, WarpsThatFallAsleep) {
   check_naps<with_split(with_loader(config_of(64, 64, 32, 2, 3), Loader::kPaged))>(1, 16);
   check_naps<with_split(with_loader(config_of(64, 64, 32, 4, 2), Loader::kGather))>(2, 3);
   check_naps<with_rows(config_of(64, 64, 32, 3, 1), 32, 2)>(1, 0);
+  check_naps<with_split(config_of(64, 64, 32, 2, 3))>(1, 0);
 }
 TEST(Sm90Emulated, WarpsThatFallAsleepInASecondStage) {
   constexpr KernelConfig kPages = with_loader(config_of(64, 64, 32, 2, 2), Loader::kPaged);
