@@ -76,12 +76,18 @@ PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
   check_config<kConfig, Variant>();
   Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
   // Consumers make the barriers, the producer asks for what it needs first, then all meet.
-  if (threadIdx.x >= 128 * kConfig.num_consumer_warpgroups) {  // the last warpgroup
+  const bool produces = threadIdx.x >= 128 * kConfig.num_consumer_warpgroups;  // the last warpgroup
+  CtaStart start{};
+  if (produces) {
+    start = begin<kConfig, Variant>(call);
+  } else if (threadIdx.x == 0) {
+    init_barriers<kConfig, Variant>(smem);
+  }
+  __syncthreads();
+  if (produces) {
     ptx::decrease_registers<kConfig.producer_registers>();
-    produce<kConfig, Variant>(call, smem);
+    produce<kConfig, Variant>(call, start, smem);
   } else {
-    if (threadIdx.x == 0) init_barriers<kConfig, Variant>(smem);
-    __syncthreads();
     ptx::increase_registers<kConfig.consumer_registers>();
     consume<kConfig, Variant>(call, smem);
   }

@@ -542,13 +542,21 @@ PLAIT_DEVICE void prefetch(const Sm90Call<Variant>& call) {
   }
 }
 
+// Before the barriers are there: load warps ask for what they need first, finish warps get it.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
+PLAIT_DEVICE CtaStart begin(const Sm90Call<Variant>& call) {
+  const int warp = threadIdx.x % 128 / 32;
+  if (warp >= Roles<kConfig, Variant>::kLoadWarps) return call.params.starts[blockIdx.x];
+  prefetch<kConfig, Variant>(call);
+  return {};
+}
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, const CtaStart& start,
+                          Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
   const int warp = threadIdx.x % 128 / 32;
   if (warp < R::kLoadWarps) {
-    prefetch<kConfig, Variant>(call);
-    __syncthreads();
     if constexpr (!R::kLoadsApart) {
       load_kv<kConfig, Variant, true, true>(call.maps, call.params, smem);
     } else if (warp == 0) {
@@ -557,8 +565,6 @@ PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
       load_kv<kConfig, Variant, false, true>(call.maps, call.params, smem);
     }
   } else {
-    const CtaStart start = call.params.starts[blockIdx.x];
-    __syncthreads();
     finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);
     // Here rather than by consumers, whose end is the kernel's.
     store_padding_rows<kConfig, Variant>(call.params, *call.params.plan,
