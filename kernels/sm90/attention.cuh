@@ -1,9 +1,9 @@
 // The sm90a attention kernel: persistent CTAs, one producer warpgroup that fills a ring of K and V
 // tiles, consumer warpgroups that compute on wgmma. Formats differ only in the loader (load.cuh);
-// every shape of the configuration runs in this one loop. Read: kernel at the end, then load.cuh,
-// compute.cuh, store.cuh. docs/kernels.md draws the pipeline.
+// every shape of the configuration runs in this one loop. Read: kernel at the end, then produce.cuh
+// (load.cuh, finish.cuh), compute.cuh, store.cuh. docs/kernels.md draws the pipeline.
 #pragma once
-#include "sm90/load.cuh"
+#include "sm90/produce.cuh"
 #include "sm90/store.cuh"
 
 namespace plait::sm90 {
@@ -79,7 +79,7 @@ PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
   const bool produces = threadIdx.x >= 128 * kConfig.num_consumer_warpgroups;  // the last warpgroup
   CtaStart start{};
   if (produces) {
-    start = begin<kConfig, Variant>(call);
+    start = first_loads<kConfig, Variant>(call);
   } else if (threadIdx.x == 0) {
     init_barriers<kConfig, Variant>(smem);
   }

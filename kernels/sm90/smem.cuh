@@ -1,5 +1,5 @@
 // The sm90a kernel's shared memory and the barriers of its KV ring. Who arrives, who waits:
-//   full_k, full_v     [stage]    loaders (or finishers, see load.cuh) arrive, consumers wait
+//   full_k, full_v     [stage]    loaders (or finishers, finish.cuh) arrive, consumers wait
 //   raw_k, raw_v       [stage]    loaders arrive, finishers wait: tiles that need a second stage
 //   empty_k, empty_v   [stage]    every consumer warp arrives, loaders wait
 //   vacant_k, vacant_v [landing]  of fp8: finishers arrive, loaders wait
@@ -121,7 +121,7 @@ struct Roles {
   // Whether every tile of K, of V has a second stage.
   static constexpr bool kTransformK = kFp8 || Traits::kHasKeyTransform;
   static constexpr bool kTransformV = kFp8 || Traits::kHasValueTransform;
-  // Whether rows of V behind the keys must become zeros (load.cuh).
+  // Whether rows of V behind the keys must become zeros (finish.cuh).
   static constexpr bool kForeignRows = kTma || Traits::kHasValueTransform;
   // Boxes of pages are issued by one warp where the others have much to do, and K may wait for V.
   static constexpr bool kOneLoads = kTma && (kTransformK || kTransformV) && key_split(kConfig) <= 2;

@@ -1,0 +1,55 @@
+// The producer warpgroup: what its warps ask for before the CTA's barriers are there, and who of
+// them loads (load.cuh) and who finishes (finish.cuh).
+#pragma once
+#include "sm90/finish.cuh"
+#include "sm90/load.cuh"
+#include "tile/store_out.cuh"
+
+namespace plait::sm90 {
+
+// Asks for the plan's pointers and the tensor maps, which are needed once the first unit is known.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void prefetch(const Sm90Call<Variant>& call) {
+  constexpr int kLineBytes = 128;
+  const int lane = threadIdx.x % 32;
+  if (lane * kLineBytes < static_cast<int>(sizeof(PlanView))) {
+    ptx::prefetch_l2(reinterpret_cast<const char*>(call.params.plan) + lane * kLineBytes);
+  }
+  if (Roles<kConfig, Variant>::kTma && lane == 0) {
+    ptx::prefetch_tensor_map(&call.maps.k);
+    ptx::prefetch_tensor_map(&call.maps.v);
+  }
+}
+
+// Before the barriers are there: load warps ask for what they need first, finish warps get it.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE CtaStart first_loads(const Sm90Call<Variant>& call) {
+  const int warp = threadIdx.x % 128 / 32;
+  if (warp >= Roles<kConfig, Variant>::kLoadWarps) return call.params.starts[blockIdx.x];
+  prefetch<kConfig, Variant>(call);
+  return {};
+}
+
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, const CtaStart& start,
+                          Smem<kConfig>& smem) {
+  using R = Roles<kConfig, Variant>;
+  const int warp = threadIdx.x % 128 / 32;
+  if (warp < R::kLoadWarps) {
+    if constexpr (!R::kLoadsApart) {
+      load_kv<kConfig, Variant, true, true>(call.maps, call.params, smem);
+    } else if (warp == 0) {
+      load_kv<kConfig, Variant, true, false>(call.maps, call.params, smem);
+    } else {
+      load_kv<kConfig, Variant, false, true>(call.maps, call.params, smem);
+    }
+  } else {
+    finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);
+    // Here rather than by consumers, whose end is the kernel's.
+    store_padding_rows<kConfig, Variant>(call.params, *call.params.plan,
+                                         threadIdx.x % 128 - 32 * R::kLoadWarps,
+                                         32 * R::kFinishWarps);
+  }
+}
+
+}  // namespace plait::sm90
