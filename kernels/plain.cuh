@@ -13,6 +13,7 @@
 #include "host_device/softmax_state.h"
 #include "host_device/variant.h"
 #include "host_device/visibility.h"
+#include "tile/draw.cuh"
 #include "tile/merge.cuh"
 #include "tile/rows.cuh"
 #include "tile/store_out.cuh"
@@ -248,7 +249,7 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
         store_out4<kConfig, V>(params, call.variant, plan, smem.token[row], smem.qo_head[row], dim,
                                empty, x);
       } else {
-        store4(params.partial_out + partial_row * T::kDimVo + dim, x);
+        store4<false>(params.partial_out + partial_row * T::kDimVo + dim, x);
       }
     }
     if (lane == 0) {
@@ -273,8 +274,9 @@ template <KernelConfig kConfig, class V>
 PLAIT_DEVICE void attention(const VariantCall<V>& call) {
   __shared__ typename Tile<kConfig>::Smem smem;
   const PlanView& plan = *call.params.plan;
-  const CtaStart& start = call.params.starts[blockIdx.x];
-  for (int i = start.item_begin; i < start.item_end; ++i) {
+  __shared__ int drawn;
+  const auto next = [&](int item) { return next_item(call.params, item, &drawn); };
+  for (int i = next(call.params.starts[blockIdx.x].item_begin); i >= 0; i = next(i + 1)) {
     const WorkItem item = plan.items[i];
     const RowBlock block = plan.row_blocks[item.row_block];
     for (int h = 0; h < item.num_heads; ++h) {

@@ -141,6 +141,10 @@ Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr
   target.max_partial_rows = nb::cast<int>(target_options["max_partial_rows"]);
   target.min_split_keys = nb::cast<int>(target_options["min_split_keys"]);
   target.cache_keys = nb::cast<long long>(target_options["cache_keys"]);
+  target.num_sms = nb::cast<int>(target_options["num_sms"]);
+  target.queue_percent = nb::cast<int>(target_options["queue_percent"]);
+  target.min_queued_keys = nb::cast<int>(target_options["min_queued_keys"]);
+  target.min_keys_for_queue = nb::cast<int>(target_options["min_keys_for_queue"]);
   nb::list shapes = nb::cast<nb::list>(target_options["shapes"]);
   target.num_shapes = int(shapes.size());
   for (int i = 0; i < target.num_shapes; ++i) {
@@ -174,6 +178,10 @@ nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_k
   target["num_kv_heads"] = num_kv_heads;
   target["merge_us"] = cost.merge_us;
   target["min_split_keys"] = cost.min_split_keys;
+  target["num_sms"] = 0;
+  target["queue_percent"] = cuda::kQueuePercent;
+  target["min_queued_keys"] = cuda::kMinQueuedKeys;
+  target["min_keys_for_queue"] = cuda::kMinKeysForQueue;
   target["cache_keys"] = cuda::kCacheBytes / (2 * (128 + 128));  // 16-bit, head_dim 128
   target["max_partial_rows"] =
       std::min(2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end()), 1LL * INT_MAX);

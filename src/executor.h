@@ -21,9 +21,9 @@ class Executor {
   // Puts `plan` and the host tables of `view` where run() reads them; on a GPU behind an address
   // that stays the same for the life of the executor. If it throws, the plan before stays.
   virtual void upload(const Plan& plan, const FormatView& view, Stream stream) = 0;
-  // Launches the uploaded plan. `params` has everything but plan, partial_out, partial_lse and
-  // arrived, which the executor fills in. `variant_slots`: the variant's parameters, 8 bytes each,
-  // in the order of Variant::parts and their params.
+  // Launches the uploaded plan. `params` has everything but plan, starts, partial_out, partial_lse
+  // and the counters, which the executor fills in. `variant_slots`: the variant's parameters, 8
+  // bytes each, in the order of Variant::parts and their params.
   virtual void run(const Params& params, std::span<const unsigned long long> variant_slots,
                    Workspace& workspace, Stream stream) = 0;
 };

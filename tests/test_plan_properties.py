@@ -47,6 +47,9 @@ def batches(draw, max_requests=6):
         "scheduler": draw(st.sampled_from(["auto", "lpt", "unsplit"])),
         # no cost at all for a part: the more cuts, the better for the test
         "merge_us": draw(st.sampled_from([0.0, 1.0])),
+        "queue_percent": draw(st.sampled_from([0, 15, 70])),
+        "min_queued_keys": draw(st.sampled_from([0, 100])),
+        "min_keys_for_queue": draw(st.sampled_from([0, 300])),
     }
     visibility = draw(st.sampled_from(sorted(VISIBILITIES)))
     num_levels = draw(st.sampled_from([1, 1, 2, 3])) if requests else 1
@@ -133,9 +136,9 @@ def check_coverage(plan, kv_lens, arguments, seen_by):
 
 
 def check_order(plan):
-    """CTAs partition the items."""
+    """CTAs partition the items, but for those of the queue behind them."""
     assert len(plan.cta_item_indptr) == plan.num_ctas + 1
-    assert plan.cta_item_indptr[0] == 0 and plan.cta_item_indptr[-1] == len(plan.items)
+    assert plan.cta_item_indptr[0] == 0 and plan.cta_item_indptr[-1] <= len(plan.items)
     assert (np.diff(plan.cta_item_indptr) >= 0).all()
 
 
@@ -240,6 +243,15 @@ def test_json_round_trip(batch):
         assert np.array_equal(getattr(again, name), getattr(plan, name)), name
 
 
+def test_long_decodes_have_a_queue():
+    plan = plait.make_plan(np.arange(65), np.full(64, 4096), group_size=4, num_kv_heads=8,
+                           num_ctas=132, variant=plait.causal())
+    queued = plan.items[plan.cta_item_indptr[-1]:]
+    assert len(queued) > 132 and (queued["kv_end"] == 4096).any()
+    assert "in the queue" in str(plan)
+    assert plait.Plan.from_json(plan.to_json()) == plan
+
+
 @pytest.mark.parametrize("b", [1, 2, 3, 7, 8, 16, 33, 64])
 def test_balance_of_equal_requests(b):
     """b requests of 4096 keys, 8 kv heads, 132 CTAs: the bar is 1.08."""
@@ -255,7 +267,8 @@ def test_one_long_request_is_split_over_all_ctas():
 
 
 def test_heads_do_not_multiply_the_partials():
-    plans = [plait.make_plan([0, 1], [100000], group_size=1, num_kv_heads=heads, num_ctas=16)
+    plans = [plait.make_plan([0, 1], [100000], group_size=1, num_kv_heads=heads, num_ctas=16,
+                             queue_percent=0)
              for heads in (1, 8, 64, 512)]
     for plan in plans:
         assert plan.num_partial_rows <= 2 * 16 * 64
@@ -264,7 +277,8 @@ def test_heads_do_not_multiply_the_partials():
 
 
 def test_plan_prints_itself():
-    text = str(plait.make_plan([0, 1, 4], [5000, 70], group_size=4, num_kv_heads=2, num_ctas=8))
+    text = str(plait.make_plan([0, 1, 4], [5000, 70], group_size=4, num_kv_heads=2, num_ctas=8,
+                               queue_percent=0))
     for word in ("equal_shares", "algorithm_1", "balance"):
         assert word in text, text
     assert len(text.splitlines()) <= 25

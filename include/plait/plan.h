@@ -36,8 +36,13 @@ struct PlanTarget {
   ShapeModel shapes[2];         // descending tile_q
   float merge_us = 0;           // modelled cost of one partial tile: writing, arriving, merging
   int max_partial_rows = 0;     // capacity of the workspace
-  int min_split_keys = 0;       // no piece of a row's keys is shorter, but where a head ends
+  int min_split_keys = 0;       // no piece of a row's keys is shorter, but where a head ends or
+                                //   what is queued of it begins
   long long cache_keys = 0;     // keys of one kv head that the last cache holds; 0: all there are
+  int num_sms = 0;              // CTA c shares a multiprocessor with c + num_sms; 0: with none
+  int queue_percent = 0;        // of the keys of few rows: left to whoever is free first; 0: none
+  int min_queued_keys = 0;      // no piece of those is shorter, but where a head ends
+  int min_keys_for_queue = 0;   // of the batch, heads times keys a CTA: with less there is no queue
 };
 
 enum class Scheduler {
@@ -48,8 +53,8 @@ enum class Scheduler {
 
 // One way to cut the batch, as scored.
 struct PlanCandidate {
-  std::string name;        // "equal_shares", "large_then_fill", "unsplit", "algorithm_1",
-                           //   "equalised"
+  std::string name;        // "with_queue", "equal_shares", "large_then_fill", "unsplit",
+                           //   "algorithm_1", "equalised"
   int chunk = 0;           // keys a chunk; 0: not chunked
   int num_items = 0;
   int num_partial_rows = 0;
@@ -69,11 +74,14 @@ struct Plan {
   Visibility visible;
   // What executors read: see plan_data.h.
   std::vector<RowBlock> row_blocks;
-  std::vector<WorkItem> items;             // in CTA order
-  std::vector<int> cta_item_indptr;        // [num_ctas + 1]
+  std::vector<WorkItem> items;             // in CTA order; then the queue: a CTA that is through
+  std::vector<int> cta_item_indptr;        // [num_ctas + 1]     draws the next item of it
   std::vector<int> token_request, token_position, row_map;
   std::vector<int> token_merge_indptr;     // [num_tokens + 1]; empty: nothing is split
   std::vector<MergeSource> merge_sources;  // in merge order: by level, then by key
+  int num_queued() const {
+    return cta_item_indptr.empty() ? 0 : static_cast<int>(items.size()) - cta_item_indptr.back();
+  }
   float balance() const { return candidates.empty() ? 1.0f : candidates[chosen].balance; }
   bool operator==(const Plan&) const = default;
 };

@@ -40,14 +40,6 @@ struct alignas(16) WorkItem {
   bool operator==(const WorkItem&) const = default;
 };
 
-// Where a CTA begins: its items, and the first of them with its row block in one place that follows
-// from the CTA's index, so that no pointers are followed before the first keys are on their way.
-struct CtaStart {
-  int item_begin, item_end;  // of PlanView::items
-  WorkItem item;             // the first, and its row block; zeros where there are no items
-  RowBlock block;
-};
-
 // One entry of a token's merge list: an item that left partial states of some of its heads.
 // The state of kv head h, head-in-group g is partial row
 //   partial_row + (h - kv_head_begin) * rows_per_head + (g - first_group_head)
@@ -87,11 +79,22 @@ struct BlockTable {
   int index_bytes = 4, list_begin_bytes = 4;  // 4 or 8
 };
 
+// Where a CTA begins: its items, and all about the first of them in one place that follows from
+// the CTA's index, so that no pointers are followed before the first block of keys is looked up.
+struct CtaStart {
+  int item_begin, item_end;  // of PlanView::items; behind them a CTA draws from the queue
+  BlockTable table;          // of the first item's row block; zeros where there are no items
+  WorkItem item;
+  RowBlock block;
+};
+static_assert(sizeof(CtaStart) == 128);  // a line of the L2 cache
+
 // What an executor reads of a Plan: the same arrays, in its own memory.
 struct PlanView {
   int num_tokens;
+  int queue_begin, queue_end;     // items of no CTA, which those that are free draw (tile/draw.cuh)
   const RowBlock* row_blocks;
-  const WorkItem* items;          // in CTA order; which are whose: CtaStart
+  const WorkItem* items;          // in CTA order, then the queue; which are whose: CtaStart
   const int* token_request;       // [num_tokens], by row of q
   const int* token_position;      // [num_tokens], by row of q
   const int* row_map;             // block token -> row of q; null: identity

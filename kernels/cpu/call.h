@@ -31,7 +31,7 @@ static_assert(kRowSlots >= kManyRows);
 enum class Phase { kAttend, kMerge };
 
 struct Call {
-  const Params* params;  // arrived is not used: merging waits for all items
+  const Params* params;  // neither counters nor starts are used: merging waits for all items
   const void* variant;   // the variant's Params
   Dtype dtype;           // of q and out: float32, bfloat16 or float16
   int head_dim_qk, head_dim_vo;

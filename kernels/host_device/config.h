@@ -65,6 +65,7 @@ struct Params {
   float* partial_out;       // [partial rows, head_dim_vo], normalised; null if nothing may be split
   float* partial_lse;       // [partial rows], natural log
   unsigned* arrived;        // [plan tokens, num_kv_heads]; 0 between runs
+  unsigned* tickets;        // how many the queue has given out; 0 between runs
   RowStrides q_stride, out_stride, lse_stride;
   KvStrides k_stride, v_stride;
   int num_rows;             // rows of q, out and lse; those at and beyond plan->num_tokens are

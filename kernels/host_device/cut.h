@@ -125,6 +125,36 @@ PLAIT_HD CutPiece next_piece(const RowTile& tile, const ShapeCost& shape, const 
   return {1, at.key, at.key + keys, true, tile_ps(shape, rules, keys, true)};
 }
 
+// The last keys of each of a tile's heads, which are for the queue: about `percent` of them, none
+// if that is fewer than `min_keys`, all if too few would remain.
+PLAIT_HD int queued_keys(const RowTile& tile, const CutRules& rules, int percent, int min_keys) {
+  const int seen = tile.seen();
+  const int kept =
+      static_cast<int>(i64{seen} * (100 - percent) / 100) / rules.tile_kv * rules.tile_kv;
+  if (seen - kept < min_keys) return 0;
+  return kept < rules.min_piece ? seen : seen - kept;
+}
+// The tile without those.
+PLAIT_HD RowTile first_keys(const RowTile& tile, int keys, const ShapeCost& shape,
+                            const CutRules& rules) {
+  RowTile first = tile;
+  first.kv_end = list_end(tile, keys);
+  first.hidden_begin = min(tile.hidden_begin, first.kv_end);
+  first.hidden_end = min(tile.hidden_end, first.kv_end);
+  first.merged = 1;
+  first.head_ps = tile_ps(shape, rules, keys, true);
+  return first;
+}
+// Keys of the queue's next piece, whole KV tiles, where `left` keys are still to be cut and a head
+// has `queued` of them: a half of what each CTA would get of the rest (Polychronopoulos and Kuck,
+// 1987), and no head in too many pieces, which one CTA joins.
+PLAIT_HD int queued_piece(i64 left, int queued, const CutRules& rules, int min_keys, int num_ctas) {
+  constexpr int kMaxPieces = 32;
+  const i64 guided = left / (2 * num_ctas), least = max(min_keys, ceil_div(queued, kMaxPieces));
+  const i64 keys = guided < least ? least : guided < i64{1} << 30 ? guided : i64{1} << 30;
+  return round_up(static_cast<int>(keys), rules.tile_kv);
+}
+
 PLAIT_HD void advance(CutPoint& at, const CutPiece& piece, int seen, int num_kv_heads) {
   if (piece.key_end < seen) {
     at.key = piece.key_end;

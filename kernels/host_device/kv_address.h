@@ -17,6 +17,18 @@ PLAIT_HD i64 first_entry(const BlockTable& table, const RowBlock& block) {
          table.stride_list;
 }
 
+// All that a loader needs of the block list of a row block: where its entry 0 lies and what lies
+// between two, in bytes. Affine: no entries, but the first row of K and V.
+struct BlockList {
+  i64 begin, stride;
+};
+PLAIT_HD BlockList block_list(const BlockTable& table, const RowBlock& block) {
+  const i64 first = first_entry(table, block);
+  if (table.indices == nullptr) return {first, 0};
+  return {reinterpret_cast<i64>(table.indices) + first * table.index_bytes,
+          table.stride_block * table.index_bytes};
+}
+
 struct KeySlot {
   i64 block;   // page, or row of K and V where affine
   int offset;  // token within the page

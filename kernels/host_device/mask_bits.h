@@ -3,6 +3,7 @@
 // become such words: on the host by the formats, on the device by kernels/pack_mask.cuh.
 #pragma once
 #include "host_device/base.h"
+#include "host_device/visibility.h"
 
 namespace plait {
 
@@ -26,9 +27,33 @@ PLAIT_HD bool mask_bit(const unsigned* words, const TokenMask& mask, int k_pos) 
   return mask_word(words, mask, k_pos >> 5) >> (k_pos & 31) & 1u;
 }
 
-// What a thread of an mma or wgmma accumulator needs of a row: columns 8 j + 2 q + {0, 1} for its
-// place q = lane % 4 in the quad, of 32 * kWords columns, in one word for up to 128 columns. Column
-// 32 w + 8 j + 2 q + b is bit 8 j + 2 w + b.
+// What a thread of an mma or wgmma accumulator needs of a row: columns 8 j + 2 q + b, b = 0, 1, for
+// its place q = lane % 4 in the quad, in one word; column 8 j + 2 q + b is bit 2 j + b.
+template <int kColumns>
+using FragmentBits = Select<(kColumns > 128), unsigned long long, unsigned>;
+template <class Bits>
+PLAIT_HD bool fragment_bit(Bits bits, int column_group, int b) {
+  return (bits >> (2 * column_group + b) & 1) != 0;
+}
+
+// Bits of the thread's columns below `column`.
+template <class Bits>
+PLAIT_HD Bits fragment_bits_below(int column, int quad) {
+  const int x = max(column - 2 * quad, 0);
+  const int bits = 2 * (x >> 3) + min(x & 7, 2);
+  return bits < 8 * static_cast<int>(sizeof(Bits)) ? (Bits{1} << bits) - 1 : ~Bits{0};
+}
+
+// Which keys at k_pos + column, of kColumns, the row sees, by position; k_pos >= 0.
+template <int kColumns>
+PLAIT_HD FragmentBits<kColumns> fragment_visible(const VisibleRange& range, int k_pos, int quad) {
+  using Bits = FragmentBits<kColumns>;
+  const Bits before = fragment_bits_below<Bits>(max(range.begin, 0) - k_pos, quad);
+  return fragment_bits_below<Bits>(range.end - k_pos, quad) &
+         (~before | fragment_bits_below<Bits>(range.sink_end - k_pos, quad));
+}
+
+// Which of 32 * kWords columns the row sees, by its custom mask.
 template <int kWords>
 PLAIT_HD unsigned fragment_mask(const unsigned* words, const TokenMask& mask, int k_pos, int quad) {
   static_assert(kWords >= 1 && kWords <= 4);
@@ -37,14 +62,10 @@ PLAIT_HD unsigned fragment_mask(const unsigned* words, const TokenMask& mask, in
 #pragma unroll 1  // rarely run, and addresses of all words at once are many registers
 #endif
   for (int w = 0; w < kWords; ++w) {
-    const unsigned word = mask_word_at(words, mask, k_pos + 32 * w);
-    packed |= (word >> (2 * quad) & 0x03030303u) << (2 * w);
+    const unsigned pairs = mask_word_at(words, mask, k_pos + 32 * w) >> (2 * quad) & 0x03030303u;
+    packed |= (pairs * 0x01041040u >> 24) << (8 * w);  // side by side: of each 8 bits the first 2
   }
   return packed;
-}
-// The bit of accumulator column pair `column_group` = column / 8, element `b` of the pair.
-PLAIT_HD constexpr unsigned fragment_mask_bit(int column_group, int b) {
-  return 1u << (8 * (column_group % 4) + 2 * (column_group / 4) + b);
 }
 
 // Words that a row with bits for [begin, end) has; one without bits may have the word it ends in.

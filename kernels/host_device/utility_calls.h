@@ -10,8 +10,8 @@ struct UploadCall {
   const void* from;  // [head][body], pinned
   void *head, *body;
   int head_units, body_units;
-  unsigned* arrived;  // counters to zero
-  i64 num_arrived;
+  unsigned* counters;  // to zero
+  i64 num_counters;
 };
 
 // kernels/pack_mask.cuh: a caller's mask on the device -> words of the plan.

@@ -32,12 +32,34 @@
 
 namespace plait {
 
+// k_pos - q_pos, a float in two parts. Kernels that walk along a row give what its elements share
+// and each one's constant: then a product with a slope is one instruction an element.
+struct Distance {
+  float shared, own;
+  PLAIT_HD operator float() const { return shared + own; }
+};
+template <class T>
+inline constexpr bool kIsNumber = true;
+template <>
+inline constexpr bool kIsNumber<Distance> = false;
+template <class T>
+  requires kIsNumber<T>
+PLAIT_HD float operator*(T slope, const Distance& d) {
+  const float x = static_cast<float>(slope);
+  return x * d.shared + x * d.own;
+}
+template <class T>
+  requires kIsNumber<T>
+PLAIT_HD float operator*(const Distance& d, T slope) {
+  return slope * d;
+}
+
 struct LogitContext {
   int request;         // of the query
   int q_pos, k_pos;    // absolute
   int qo_head, kv_head;
-  // k_pos - q_pos. Kernels that walk along a row give it: there an addition, not a conversion.
-  float distance = static_cast<float>(k_pos - q_pos);
+  Dtype dtype = Dtype::kFloat32;  // of q: how exact a logit is worth its time
+  Distance distance{static_cast<float>(k_pos - q_pos), 0.0f};
 };
 struct RowContext {    // of a row of Q, K or V
   int request;         // -1 for keys that several requests share

@@ -13,18 +13,31 @@ PLAIT_DEVICE const unsigned char* opaque(const unsigned char* address) {
   return address;
 }
 
-// 16 bytes, past L1.
-PLAIT_DEVICE void cp_async_16(void* smem, const void* global) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem_address(smem)),
-               "l"(global)
+// 16 bytes, past L1, to an address in shared memory (of many a constant apart only the first is
+// then made from a pointer).
+PLAIT_DEVICE void cp_async_16(unsigned smem, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(smem), "l"(global)
                : "memory");
 }
 
 // `bytes` 0 writes zeros and reads nothing.
-PLAIT_DEVICE void cp_async_16(void* smem, const void* global, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address(smem)),
-               "l"(global), "r"(bytes)
+PLAIT_DEVICE void cp_async_16(unsigned smem, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem), "l"(global),
+               "r"(bytes)
                : "memory");
+}
+
+// The same where `wanted`, else nothing; a predicate, since a branch would part the products that
+// copies go between.
+PLAIT_DEVICE void cp_async_16_if(bool wanted, unsigned smem, const void* global, int bytes) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.b32 wanted, %3, 0;\n"
+      "@wanted cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n"
+      "}" ::"r"(smem),
+      "l"(global), "r"(bytes), "r"(static_cast<int>(wanted))
+      : "memory");
 }
 
 // Closes this thread's group; an empty one counts too.

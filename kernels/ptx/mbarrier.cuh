@@ -50,6 +50,21 @@ PLAIT_DEVICE void mbarrier_wait(Barrier* barrier, unsigned parity) {
   nap();
 }
 
+// Whether the phase with this parity has completed.
+PLAIT_DEVICE bool mbarrier_test(Barrier* barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(done)
+      : "r"(smem_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Arrives once this thread's cp.async issued so far have landed; does not block. The arrival is one
 // of those the barrier was initialised for (noinc).
 PLAIT_DEVICE void cp_async_mbarrier_arrive(Barrier* barrier) {

@@ -8,6 +8,7 @@
 #include "sm80/scalar_tile.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/store.cuh"
+#include "tile/draw.cuh"
 
 namespace plait::sm80 {
 
@@ -23,6 +24,16 @@ PLAIT_DEVICE void check_config() {
                 "rows are copied in units of 8 elements");
   static_assert(kConfig.num_stages >= 1, "K and V need a stage");
   static_assert(sizeof(Smem<kConfig>) <= sm80_smem_bytes(kConfig), "the host launches with this");
+}
+
+// Where the first of the unit's keys lies, or that of block 0.
+template <KernelConfig kConfig>
+PLAIT_DEVICE const unsigned char* first_row(const void* data, const KvStrides& stride,
+                                            const Unit& unit) {
+  constexpr bool kAffine = kConfig.loader == plait::Loader::kAffine;
+  const KeySlot slot{kAffine ? unit.first_entry : 0, 0};
+  return static_cast<const unsigned char*>(data) +
+         bytes_of(kConfig.dtype_kv) * key_offset(stride, slot, unit.kv_head, kAffine);
 }
 
 // Hands the item's head-th kv head to all threads: the unit, and the rows of its tile.
@@ -42,6 +53,8 @@ PLAIT_DEVICE void start_unit(const VariantCall<Variant>& call, Smem<kConfig>& sm
     unit.table = plan.tables[block.level];
     unit.first_entry = first_entry(unit.table, block);
     unit.kv_head = item.kv_head_begin + head;
+    unit.k = first_row<kConfig>(params.k, params.k_stride, unit);
+    unit.v = first_row<kConfig>(params.v, params.v_stride, unit);
     unit.num_rows = item.num_rows;
     unit.kv_end = item.kv_end;
     unit.kv_pos_begin = block.kv_pos_begin;
@@ -70,17 +83,20 @@ PLAIT_DEVICE void attend(const VariantCall<Variant>& call, Smem<kConfig>& smem,
                       MmaTile<kConfig, kShape, VariantTraits<Variant>::kUseSoftmax>>;
   Tile tile;
   Softmax<Variant, Tile> softmax;
-  softmax.clear();
   tile.clear_output();
 #pragma unroll 1
   for (int j = 0; j < smem.unit.num_tiles; ++j) {
     const int stage = j % kConfig.num_stages;
     loader.await_k(j, stage);
-    tile.multiply_q_k(smem.q, smem.q_scales, loader.k_tile(stage));
-    softmax.transform(call, smem.unit, smem.rows, j, kConfig.tile_kv, tile);
-    softmax.weigh(call.params, tile);
+    const bool full = is_full(smem.unit, j);
+    tile.multiply_q_k(smem.q, smem.q_scales, loader.k_tile(stage), loader.next_v(j, stage));
     loader.await_v(j, stage);
-    tile.add_p_v(loader.v_tile(stage));
+    softmax.transform(call, smem.unit, smem.rows, j, kConfig.tile_kv, full, tile);
+    softmax.follow_maximum(call.params, tile);
+    tile.add_p_v(
+        loader.v_tile(stage),
+        [&](int first, int count) { softmax.weigh(call.params, tile, first, count); },
+        loader.next_k(j, stage));
   }
   store_rows<kConfig, Variant>(call, smem, tile, softmax);
 }
@@ -88,13 +104,16 @@ PLAIT_DEVICE void attend(const VariantCall<Variant>& call, Smem<kConfig>& smem,
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
   check_config<kConfig>();
-  Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
+  constexpr bool kFixed = kConfig.shapes[0].tile_q > 64;  // else a register too many
+  Smem<kConfig>& smem =
+      *static_cast<Smem<kConfig>*>(kFixed ? ptx::fixed_dynamic_smem() : ptx::dynamic_smem());
   const Params& params = call.params;
   const PlanView& plan = *params.plan;
   int item_index = params.starts[blockIdx.x].item_begin, head = 0;
-  int item_end = params.starts[blockIdx.x].item_end;
 #pragma unroll 1
-  while (item_index < item_end) {
+  while (true) {
+    if (head == 0) item_index = next_item(params, item_index, &smem.unit.drawn);
+    if (item_index < 0) break;
     const bool first_shape = kConfig.num_shapes == 1 || plan.items[item_index].shape == 0;
     const int tile_q = kConfig.shapes[first_shape ? 0 : 1].tile_q;
     start_unit<kConfig, Variant>(call, smem, item_index, head, tile_q);
@@ -107,7 +126,6 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
     }
     // From shared memory, and from the plan anew: nothing of it is kept in registers meanwhile.
     item_index = smem.unit.item_index;
-    item_end = params.starts[blockIdx.x].item_end;
     head = smem.unit.head;
     const WorkItem& item = plan.items[item_index];
     if (item.partial_row >= 0) {

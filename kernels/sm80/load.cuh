@@ -4,10 +4,11 @@
 //   Q + K(0), V(0), K(1), ... K(S - 1) | K(j) is awaited, V(j + S - 1) issued;
 //                                        V(j) is awaited, K(j + S) issued; and so on
 // so that behind a tile that is awaited always 2 (S - 1) groups are under way, and a copy is issued
-// as soon as all warps have read what it overwrites. One thread a key looks up its block, a tile
-// before its copy is issued, and leaves the row's addresses to all lanes that copy it. fp8 tiles
-// are copied and, with num_wide_tiles 0, read as they are; else all threads make a 16-bit tile of
-// one that is there.
+// as soon as all warps have read what it overwrites: pass by pass, between the steps of the product
+// that follows. Where rows lie at equal strides a lane knows where its own are; else one thread a
+// row of K or V looks up its block, a tile before its copy is issued, and leaves the row's address
+// to all lanes that copy it. fp8 tiles are copied and, with num_wide_tiles 0, read as they are;
+// else all threads make a 16-bit tile of one that is there.
 #pragma once
 #include "host_device/kv_address.h"
 #include "host_device/scales.h"
@@ -38,28 +39,33 @@ struct Loader {
   static constexpr bool kWide = kConfig.num_wide_tiles > 0;
   static constexpr bool kArrangesQ =
       is_fp8(read_dtype(kConfig)) && kConfig.shapes[0].mma == Mma::kMmaSync;
-  static_assert(kTileKv <= kThreads, "a thread looks up one key of a tile");
+  // Rows of K and V of a tile whose addresses a thread finds.
+  static constexpr int kFinds = kAffine ? 0 : (2 * kTileKv + kThreads - 1) / kThreads;
+  static_assert(kFinds <= 2, "more would be registers");
   static_assert(kWide || !is_fp8(kConfig.dtype_kv) ||
                     !(Traits::kHasKeyTransform || Traits::kHasValueTransform),
                 "transforms rewrite 16-bit tiles");
 
   const VariantCall<Variant>& call;
   Smem<kConfig>& smem;
-  int next_block = 0;  // of this thread's key, looked up for the next tile
+  int next_block[kFinds > 0 ? kFinds : 1] = {};  // of this thread's rows, of the next tile
 
   // Q of tile_q rows, and the first copies. The unit has tiles.
   PLAIT_DEVICE void start(int tile_q) {
     copy_q(tile_q);
+    if constexpr (!kAffine) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kStages * kTileKv; i += kThreads) {
-      store_address(i / kTileKv, i % kTileKv, look_up(i / kTileKv, i % kTileKv));
+      for (int j = 0; j < kStages; ++j) {
+        look_up(j);
+        store_addresses(j);
+      }
+      look_up(kStages);
+      __syncthreads();
     }
-    next_block = look_up(kStages, threadIdx.x);
-    __syncthreads();
 #pragma unroll 1
     for (int j = 0; j < kStages; ++j) {
-      issue_k(j, j);
-      if (j + 1 < kStages) issue_v(j, j);
+      TileCopy<kDimQk, false>(*this, j, j)(0, 1);
+      if (j + 1 < kStages) TileCopy<kDimVo, true>(*this, j, j)(0, 1);
     }
     if constexpr (Traits::kHasQueryTransform || kArrangesQ) {
       ptx::cp_async_wait<2 * (kStages - 1)>();
@@ -72,10 +78,8 @@ struct Loader {
 
   // K of tile j, and with the first one Q, is there for all threads.
   PLAIT_DEVICE void await_k(int j, int stage) {
-    store_address(j + kStages, threadIdx.x, next_block);
     ptx::cp_async_wait<2 * (kStages - 1)>();
     __syncthreads();
-    issue_v(j + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
     if constexpr (kWide) widen<kDimQk>(smem.ring.k[stage]);
     if constexpr (Traits::kHasKeyTransform) {
       if constexpr (kWide) __syncthreads();
@@ -91,11 +95,14 @@ struct Loader {
     if constexpr (kWide || Traits::kHasKeyTransform) __syncthreads();
   }
 
+  // V of tile j, and all warps are done with K of it.
   PLAIT_DEVICE void await_v(int j, int stage) {
+    if constexpr (!kAffine) {
+      store_addresses(j + kStages);
+      look_up(j + kStages + 1);
+    }
     ptx::cp_async_wait<2 * (kStages - 1)>();
     __syncthreads();
-    issue_k(j + kStages, stage);
-    next_block = look_up(j + kStages + 1, threadIdx.x);
     if constexpr (kWide) widen<kDimVo>(smem.ring.v[stage]);
     if constexpr (Traits::kHasValueTransform) {
       if constexpr (kWide) __syncthreads();
@@ -109,6 +116,15 @@ struct Loader {
           });
     }
     if constexpr (kWide || Traits::kHasValueTransform) __syncthreads();
+  }
+
+  // Copies to be called beside a product, step by step. V goes where V of tile j - 1 was, of which
+  // all warps are done once K of tile j is awaited; K where that is, once V of tile j is.
+  PLAIT_DEVICE auto next_v(int j, int stage) const {
+    return TileCopy<kDimVo, true>(*this, j + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
+  }
+  PLAIT_DEVICE auto next_k(int j, int stage) const {
+    return TileCopy<kDimQk, false>(*this, j + kStages, stage);
   }
 
   // What is multiplied, once awaited.
@@ -139,96 +155,123 @@ struct Loader {
         [](int row, int chunk) { return chunk_offset(kHeadDim, row, chunk); });
   }
 
-  // Block of key `i` of the unit's tile j; 0 where there is none. (Affine: nothing to look up.)
-  PLAIT_DEVICE int look_up(int j, int i) {
-    const Unit& unit = smem.unit;
-    if (kAffine || j >= unit.num_tiles || i >= kTileKv) return 0;
-    const int position = unit.tiles[j] * kTileKv + i;
-    if (position >= unit.kv_end) return 0;
-    return static_cast<int>(
-        key_slot(unit.table, unit.first_entry, call.params.block_size, position).block);
+  // Which of a tile's rows this thread's n-th is, and whether of V. False: none.
+  static PLAIT_DEVICE bool find(int n, int& row, int& of_v) {
+    const int i = n * kThreads + threadIdx.x;
+    row = i % kTileKv;
+    of_v = i / kTileKv;
+    return of_v < 2;
   }
 
-  // Where that key lies, for whoever copies it.
-  PLAIT_DEVICE void store_address(int j, int i, int block) {
-    const Params& params = call.params;
+  // Blocks of this thread's rows of the unit's tile j; 0 where there is none.
+  PLAIT_DEVICE void look_up(int j) {
     const Unit& unit = smem.unit;
-    if (j >= unit.num_tiles || i >= kTileKv) return;
-    const int position = unit.tiles[j] * kTileKv + i;
-    KeyAddress address{static_cast<const unsigned char*>(params.k),
-                       static_cast<const unsigned char*>(params.v)};
-    if (position < unit.kv_end) {
-      const KeySlot slot = kAffine ? KeySlot{unit.first_entry + position, 0}
-                                   : KeySlot{block, position % params.block_size};
-      constexpr int kBytes = bytes_of(kConfig.dtype_kv);
-      address.k += kBytes * key_offset(params.k_stride, slot, unit.kv_head, kAffine);
-      address.v += kBytes * key_offset(params.v_stride, slot, unit.kv_head, kAffine);
+#pragma unroll
+    for (int n = 0; n < kFinds; ++n) {
+      int row, of_v;
+      next_block[n] = 0;
+      if (!find(n, row, of_v) || j >= unit.num_tiles) continue;
+      const int position = unit.tiles[j] * kTileKv + row;
+      if (position >= unit.kv_end) continue;
+      next_block[n] = static_cast<int>(
+          key_slot(unit.table, unit.first_entry, call.params.block_size, position).block);
     }
-    addresses(j)[i] = address;
   }
-  PLAIT_DEVICE KeyAddress* addresses(int j) { return smem.addresses[j % (kStages + 1)]; }
 
-  PLAIT_DEVICE void issue_k(int j, int stage) {
-    if (j < smem.unit.num_tiles) {
-      copy_rows<kConfig.dtype_kv, kDimQk, kTileKv>(
-          smem.ring.k[stage], kTileKv, num_keys(j),
-          [from = addresses(j)](int row) { return from[row].k; });
+  // Where these rows lie, for whoever copies them.
+  PLAIT_DEVICE void store_addresses(int j) {
+    const Unit& unit = smem.unit;
+#pragma unroll
+    for (int n = 0; n < kFinds; ++n) {
+      int row, of_v;
+      if (!find(n, row, of_v) || j >= unit.num_tiles) continue;
+      const KvStrides& stride = of_v ? call.params.v_stride : call.params.k_stride;
+      const int position = unit.tiles[j] * kTileKv + row;
+      const KeySlot slot{next_block[n], position % call.params.block_size};
+      smem.addresses[j % (kStages + 1)][of_v][row] =
+          (of_v ? unit.v : unit.k) +
+          bytes_of(kConfig.dtype_kv) * key_offset(stride, slot, 0, kAffine);
     }
-    ptx::cp_async_commit();
   }
-  PLAIT_DEVICE void issue_v(int j, int stage) {
-    if (j < smem.unit.num_tiles) {
-      copy_rows<kConfig.dtype_kv, kDimVo, kTileKv>(
-          smem.ring.v[stage], kTileKv, num_keys(j),
-          [from = addresses(j)](int row) { return from[row].v; });
+
+  // This thread's share of a tile of K or V, to be copied.
+  template <int kHeadDim, bool kOfV>
+  struct TileCopy {
+    static constexpr Dtype kDtype = kConfig.dtype_kv;
+    static constexpr int kLanes = lanes_per_row(num_chunks(kHeadDim, kDtype));
+    static constexpr int kRowsAPass = kThreads / kLanes;
+    static constexpr int kPasses = (kTileKv + kRowsAPass - 1) / kRowsAPass;
+    static_assert(kRowsAPass % 8 == 0, "the same swizzle in each pass");
+    // Of its row of the first pass:
+    unsigned char* to;
+    const unsigned char* from;              // affine
+    const unsigned char* const* addresses;  // else
+    i64 distance;                           // affine: between rows in memory
+    int num_keys;                           // from that row on
+    bool exists;                            // the unit has such a tile
+
+    PLAIT_DEVICE TileCopy(const Loader& loader, int j, int stage) {
+      Smem<kConfig>& smem = loader.smem;
+      const Unit& unit = smem.unit;
+      const int row = threadIdx.x / kLanes, position = unit.tiles[j] * kTileKv + row;
+      to = (kOfV ? smem.ring.v[stage] : smem.ring.k[stage]) +
+           chunk_offset(kHeadDim, row, threadIdx.x % kLanes, kDtype);
+      num_keys = unit.kv_end - position;
+      exists = j < unit.num_tiles;
+      if constexpr (kAffine) {
+        const KvStrides& stride = kOfV ? loader.call.params.v_stride : loader.call.params.k_stride;
+        distance = bytes_of(kDtype) * stride.token;
+        from = (kOfV ? unit.v : unit.k) + position * distance;
+      } else {
+        addresses = smem.addresses[j % (kStages + 1)][kOfV] + row;
+      }
     }
-    ptx::cp_async_commit();
-  }
-  PLAIT_DEVICE int num_keys(int j) const { return smem.unit.kv_end - smem.unit.tiles[j] * kTileKv; }
+
+    // The step-th of `steps` parts; the last one closes the group.
+    PLAIT_DEVICE void operator()(int step, int steps) const {
+#pragma unroll
+      for (int pass = kPasses * step / steps; pass < kPasses * (step + 1) / steps; ++pass) {
+        const int row = pass * kRowsAPass;
+        const bool is_row = kTileKv % kRowsAPass == 0 || row + threadIdx.x / kLanes < kTileKv;
+        const unsigned char* row_from = kAffine  ? from + row * distance
+                                        : is_row ? addresses[row]
+                                                 : nullptr;
+        copy_row<kDtype, kHeadDim>(to + row * row_bytes(kHeadDim, kDtype), exists && is_row,
+                                   row < num_keys, row_from);
+      }
+      if (step + 1 == steps) ptx::cp_async_commit();
+    }
+  };
 
   PLAIT_DEVICE void copy_q(int tile_q) {
     const Params& params = call.params;
-    copy_rows<kConfig.dtype_q, kDimQk, 0>(smem.q, tile_q, smem.unit.num_rows, [&](int row) {
-      const RowInfo& info = smem.rows[row];
-      return static_cast<const unsigned char*>(params.q) +
-             2 * (existing_row(params, info.token) * params.q_stride.token +
-                  info.qo_head * params.q_stride.head);
-    });
-  }
-
-  // Copies rows [0, num_rows) of kHeadDim elements that start at address(row); zeros behind them,
-  // below `rows` (kRows, where that is known), and in the columns that pad a row.
-  template <Dtype kDtype, int kHeadDim, int kRows, class F>
-  static PLAIT_DEVICE void copy_rows(unsigned char* tile, int rows, int num_rows, F&& address) {
-    constexpr int kLanes = lanes_per_row(num_chunks(kHeadDim, kDtype)),
-                  kRowsAPass = kThreads / kLanes;
-    if constexpr (kRows == 0) {
+    constexpr int kLanes = lanes_per_row(num_chunks(kDimQk));
 #pragma unroll 1
-      for (int row = threadIdx.x / kLanes; row < rows; row += kRowsAPass) {
-        copy_row<kDtype, kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
-      }
-    } else {
-#pragma unroll
-      for (int pass = 0; pass < (kRows + kRowsAPass - 1) / kRowsAPass; ++pass) {
-        const int row = pass * kRowsAPass + threadIdx.x / kLanes;
-        if (kRows % kRowsAPass != 0 && row >= kRows) break;
-        copy_row<kDtype, kHeadDim, kLanes>(tile, row, row < num_rows, address(row));
-      }
+    for (int row = threadIdx.x / kLanes; row < tile_q; row += kThreads / kLanes) {
+      const RowInfo& info = smem.rows[row];
+      copy_row<kConfig.dtype_q, kDimQk>(
+          smem.q + chunk_offset(kDimQk, row, threadIdx.x % kLanes), true, row < smem.unit.num_rows,
+          static_cast<const unsigned char*>(params.q) +
+              2 * (existing_row(params, info.token) * params.q_stride.token +
+                   info.qo_head * params.q_stride.head));
     }
   }
 
-  // This lane's chunks of a row.
-  template <Dtype kDtype, int kHeadDim, int kLanes>
-  static PLAIT_DEVICE void copy_row(unsigned char* tile, int row, bool valid,
+  // This lane's chunks of the row at `from`, the first one's place being `to`: zeros where the row
+  // is not valid, and in the columns that pad it.
+  template <Dtype kDtype, int kHeadDim>
+  static PLAIT_DEVICE void copy_row(unsigned char* to, bool wanted, bool valid,
                                     const unsigned char* from) {
+    constexpr int kChunks = num_chunks(kHeadDim, kDtype), kLanes = lanes_per_row(kChunks);
+    static_assert(!swizzled(kHeadDim, kDtype) || kLanes == 8, "a lane's chunks are swizzled alike");
     const int lane = threadIdx.x % kLanes;
 #pragma unroll
-    for (int i = 0; i < num_chunks(kHeadDim, kDtype) / kLanes; ++i) {
+    for (int i = 0; i < kChunks / kLanes; ++i) {
       const int chunk = i * kLanes + lane;
       const bool padding = kHeadDim % 16 != 0 && chunk == kHeadDim / kChunkCols;
-      ptx::cp_async_16(tile + chunk_offset(kHeadDim, row, chunk, kDtype),
-                       padding ? from : from + chunk * kChunkBytes,
-                       padding || !valid ? 0 : kChunkBytes);
+      ptx::cp_async_16_if(wanted, ptx::smem_address(to) + i * kLanes * kChunkBytes,
+                          padding ? from : from + chunk * kChunkBytes,
+                          padding || !valid ? 0 : kChunkBytes);
     }
   }
 

@@ -20,7 +20,8 @@ struct MmaTile {
   static constexpr int kRowsOfWarp = kTileQ / kRowWarps, kRowBlocks = kRowsOfWarp / 16;
   static constexpr int kKeys = kConfig.tile_kv / kSplit;
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
-  static constexpr Dtype kDtypeKv = kConfig.dtype_kv, kRead = read_dtype(kConfig);
+  static constexpr Dtype kDtypeQ = kConfig.dtype_q, kDtypeKv = kConfig.dtype_kv;
+  static constexpr Dtype kRead = read_dtype(kConfig);
   static constexpr bool kFp8 = is_fp8(kRead);
   static constexpr Dtype kDtypeS = product_dtype(kConfig);
   static constexpr Dtype kDtypeP = kBounded ? kDtypeS : kConfig.dtype_q;  // others overflow float16
@@ -55,8 +56,10 @@ struct MmaTile {
   static PLAIT_DEVICE bool owns_row() { return lane() % 4 == 0; }
 
   // s = Q K^T, where Q's rows are to be multiplied with q_scales if products are not of its dtype.
+  // beside(step, steps) is called behind each step: what tensor cores hide.
+  template <class Beside>
   PLAIT_DEVICE void multiply_q_k(const unsigned char* q, const float* q_scales,
-                                 const unsigned char* k) {
+                                 const unsigned char* k, const Beside& beside) {
     const int l = lane();
     // Of A, rows 0 - 15 at both halves of k; of B, keys 0 - 7 at both, then keys 8 - 15. fp8: keys
     // 0
@@ -100,6 +103,7 @@ struct MmaTile {
           }
         }
       }
+      beside(k16 / kLoadSteps, (kStepsQk + kLoadSteps - 1) / kLoadSteps);
     }
     if constexpr (kDtypeS != kConfig.dtype_q) {
 #pragma unroll
@@ -119,12 +123,16 @@ struct MmaTile {
     }
   }
 
-  // o += P V, where s holds P.
-  PLAIT_DEVICE void add_p_v(const unsigned char* v) {
+  // o += P V, where weigh(i, n) makes P of n elements of each row of s. Weights of the next step
+  // are made while tensor cores work on this one.
+  template <class Weigh, class Beside>
+  PLAIT_DEVICE void add_p_v(const unsigned char* v, const Weigh& weigh, const Beside& beside) {
     const int l = lane();
     const unsigned v_address = lane_address<kDimVo, kRead>(v, first_key() + l % 16, l / 16);
+    constexpr int kSteps = kKeys / 16;
+    weigh(0, 4);
 #pragma unroll
-    for (int k16 = 0; k16 < kKeys / 16; ++k16) {
+    for (int k16 = 0; k16 < kSteps; ++k16) {
       // The accumulator fragment of S is the A fragment of P, two columns a register.
       unsigned a[kRowBlocks][4];
 #pragma unroll
@@ -151,6 +159,8 @@ struct MmaTile {
           }
         }
       }
+      if (k16 + 1 < kSteps) weigh(4 * k16 + 4, 4);
+      beside(k16, kSteps);
     }
   }
 

@@ -13,7 +13,8 @@ struct ScalarTile {
   static constexpr int kRowBlocks = 1;
   static constexpr int kKeys = kConfig.tile_kv / kSplit;
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
-  static constexpr Dtype kDtypeKv = kConfig.dtype_kv, kRead = read_dtype(kConfig);
+  static constexpr Dtype kDtypeQ = kConfig.dtype_q, kDtypeKv = kConfig.dtype_kv;
+  static constexpr Dtype kRead = read_dtype(kConfig);
   static_assert(kConfig.shapes[kShape].tile_q == 1 && kConfig.shapes[kShape].key_split == kSplit,
                 "all warps share one row");
   static_assert(kKeys % 8 == 0 && (32 % kKeys == 0 || kKeys % 32 == 0), "");
@@ -36,7 +37,10 @@ struct ScalarTile {
   static PLAIT_DEVICE int column(int i) { return i / 2 * 64 + 2 * lane() + i % 2; }
   static PLAIT_DEVICE bool owns_row() { return lane() == 0; }
 
-  PLAIT_DEVICE void multiply_q_k(const unsigned char* q, const float*, const unsigned char* k) {
+  template <class Beside>
+  PLAIT_DEVICE void multiply_q_k(const unsigned char* q, const float*, const unsigned char* k,
+                                 const Beside& beside) {
+    beside(0, 1);
     constexpr int kChunks = num_chunks(kDimQk, kRead), kCols = kChunkBytes / bytes_of(kRead);
     const int part = lane() / kLanesOfRow;
 #pragma unroll
@@ -70,7 +74,10 @@ struct ScalarTile {
     for (int i = 0; i < kOutputs; ++i) o[0][i] = 0.0f;
   }
 
-  PLAIT_DEVICE void add_p_v(const unsigned char* v) {
+  template <class Weigh, class Beside>
+  PLAIT_DEVICE void add_p_v(const unsigned char* v, const Weigh& weigh, const Beside& beside) {
+    beside(0, 1);
+    weigh(0, kLogits);
 #pragma unroll
     for (int i = 0; i < kLogits; ++i) {
 #pragma unroll 8

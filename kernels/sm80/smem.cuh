@@ -19,20 +19,17 @@ struct alignas(16) RowInfo {
 // shared memory: registers are short.
 struct Unit {
   BlockTable table;
-  i64 first_entry;       // of the table
-  int item_index, head;  // of the plan; of the item
+  i64 first_entry;             // of the table
+  const unsigned char *k, *v;  // the kv head's row of block 0; affine: of the list's first key
+  int item_index, head;        // of the plan; of the item
   int kv_head, num_rows, kv_end, kv_pos_begin;
   TileList tiles;
   int num_tiles;
   FullTiles full_tiles;
   int request;  // of the keys, for transforms
+  int drawn;    // of next_item
 };
 static_assert(sizeof(Unit) <= kUnitBytes);
-
-// First byte of a key's row in K and V.
-struct alignas(16) KeyAddress {
-  const unsigned char *k, *v;
-};
 
 template <KernelConfig kConfig, bool kHas = (kConfig.num_wide_tiles > 0)>
 struct WideTile {};
@@ -70,7 +67,10 @@ struct alignas(128) Smem {
   };
   RowInfo rows[kTileQ];
   float q_scales[kTileQ];  // fp8 K: Loader::arrange_q
-  KeyAddress addresses[kConfig.num_stages + 1][kConfig.tile_kv];
+  union {
+    const unsigned char* addresses[kConfig.num_stages + 1][2][kConfig.tile_kv];  // of rows of K, V
+    float factors[num_states(kConfig)];  // of outputs, as states lie; once the last tile is read
+  };
   SoftmaxState states[num_states(kConfig)];  // [key split][row of the shape's tile]
   Unit unit;
   int last[kTileQ];  // of arrive_and_merge

@@ -9,15 +9,25 @@
 
 namespace plait::sm80 {
 
+// Do all rows see all keys of the unit's j-th tile, unless a functor hides some? To be asked before
+// the product whose logits it is about.
+PLAIT_DEVICE bool is_full(const Unit& unit, int j) {
+  const int index = unit.tiles[j];
+  return index >= unit.full_tiles.begin && index < unit.full_tiles.end;
+}
+
 template <class Variant, class Tile>
 struct Softmax {
   using Traits = VariantTraits<Variant>;
   static constexpr int kRows = Tile::kRows, kLogits = Tile::kLogits;
-  // A row's reference maximum follows its true one only when that has grown by more than this (base
+  // A row's reference follows its maximum only when that has outgrown it by more than this (base
   // 2), so that O is rarely rescaled; P stays below 2^8, exact in the final division.
   static constexpr float kRescaleThreshold = 8.0f;
+  // The reference of a row that has seen no key: any logit outgrows it, and hidden ones weigh 0
+  // against it without a condition.
+  static constexpr float kNoKey = -__builtin_bit_cast(float, 0x7f7fffffu);
 
-  float max_logit[kRows], sum[kRows];
+  float reference[kRows], sum[kRows];  // of weights: base 2; of this thread's
 
   // exp2(scale_log2 * s) are the weights of logits s as `transform` leaves them.
   static PLAIT_DEVICE float scale_log2(const Params& params) {
@@ -25,22 +35,20 @@ struct Softmax {
                                        : logit_scale<Variant, Tile::kDtypeKv>(params) * kLog2e;
   }
 
-  PLAIT_DEVICE void clear() {
+  PLAIT_DEVICE Softmax() {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      max_logit[r] = kNegInf;
+      reference[r] = kNoKey;
       sum[r] = 0.0f;
     }
   }
 
-  // logits_transform, then -inf (without softmax: 0) for hidden keys of the unit's j-th tile.
+  // logits_transform, then -inf (without softmax: 0) for hidden keys.
   static PLAIT_DEVICE void transform(const VariantCall<Variant>& call, const Unit& unit,
-                                     const RowInfo* rows, int j, int tile_kv, Tile& tile) {
+                                     const RowInfo* rows, int j, int tile_kv, bool full,
+                                     Tile& tile) {
     const Params& params = call.params;
-    const int index = unit.tiles[j], list_begin = index * tile_kv;
-    const int k_pos = unit.kv_pos_begin + list_begin;
-    const bool full =
-        !Traits::kHasLogitsMask && index >= unit.full_tiles.begin && index < unit.full_tiles.end;
+    const int list_begin = unit.tiles[j] * tile_kv, k_pos = unit.kv_pos_begin + list_begin;
     if constexpr (Traits::kHasLogitsTransform || !Traits::kUseSoftmax) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -52,12 +60,14 @@ struct Softmax {
           if constexpr (Traits::kHasLogitsTransform) {
             s = Variant::logits_transform(
                 call.variant,
-                {row.request, row.position, k_pos + Tile::key(i), row.qo_head, unit.kv_head}, s);
+                {row.request, row.position, k_pos + Tile::key(i), row.qo_head, unit.kv_head,
+                 Tile::kDtypeQ},
+                s);
           }
         }
       }
     }
-    if (full) return;
+    if (!Traits::kHasLogitsMask && full) return;
     const int k_end = k_pos + unit.kv_end - list_begin;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -82,73 +92,68 @@ struct Softmax {
           shown &= words[i / Tile::kLogitsOfWord] >> (Tile::key(i) - Tile::first_key()) % 32 & 1;
         }
         if constexpr (Traits::kHasLogitsMask) {
-          shown = shown && Variant::logits_mask(call.variant, {row.request, row.position, key,
-                                                               row.qo_head, unit.kv_head});
+          shown = shown && Variant::logits_mask(call.variant,
+                                                {row.request, row.position, key, row.qo_head,
+                                                 unit.kv_head, Tile::kDtypeQ});
         }
         if (!shown) tile.s[r][i] = Traits::kUseSoftmax ? kNegInf : 0.0f;
       }
     }
   }
 
-  // Logits become weights relative to the rows' reference maxima, and the output stands relative
-  // to them.
-  PLAIT_DEVICE void weigh(const Params& params, Tile& tile) {
-    if constexpr (Traits::kUseSoftmax) {
-      float scale[kRows];
-      bool any = false;
+  // References follow the rows' maxima where these have outgrown them, and sums and output stand
+  // relative to them. The lanes of a row ask each other only when one of a warp's has found more.
+  PLAIT_DEVICE void follow_maximum(const Params& params, Tile& tile) {
+    if constexpr (!Traits::kUseSoftmax) return;
+    float largest[kRows];
+    bool outgrown = false;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        scale[r] = update(scale_log2(params), tile.s[r], max_logit[r], sum[r]);
-        any |= scale[r] != 1.0f;
+    for (int r = 0; r < kRows; ++r) {
+      float max_of[2] = {tile.s[r][0], tile.s[r][kLogits > 1 ? 1 : 0]};  // two chains: latency
+#pragma unroll
+      for (int i = 2; i < kLogits; ++i) max_of[i % 2] = fmaxf(max_of[i % 2], tile.s[r][i]);
+      largest[r] = fmaxf(max_of[0], max_of[1]) * scale_log2(params);
+      outgrown |= largest[r] - reference[r] > kRescaleThreshold;
+    }
+    if (!__any_sync(~0u, outgrown)) return;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int step = 1; step < Tile::kLanesOfRow; step *= 2) {
+        largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], step));
       }
-      // Multiplying by 1 changes nothing: a warp skips it where no row moved.
-      if (!__any_sync(~0u, any)) return;
+      float scale = 1.0f;
+      if (largest[r] - reference[r] > kRescaleThreshold) {
+        scale = exp2(reference[r] - largest[r]);
+        reference[r] = largest[r];
+      }
+      sum[r] *= scale;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < Tile::kOutputs; ++i) tile.o[r][i] *= scale;
+    }
+  }
+
+  // Logits first ... first + count - 1 of each row become weights.
+  PLAIT_DEVICE void weigh(const Params& params, Tile& tile, int first, int count) {
+    if constexpr (!Traits::kUseSoftmax) return;
 #pragma unroll
-        for (int i = 0; i < Tile::kOutputs; ++i) tile.o[r][i] *= scale[r];
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = first; i < first + count; ++i) {
+        tile.s[r][i] = exp2(fmaf(tile.s[r][i], scale_log2(params), -reference[r]));
+        sum[r] += tile.s[r][i];
       }
     }
   }
 
   // State of row r over this warp's keys, the same on the lanes that share it.
-  PLAIT_DEVICE SoftmaxState state(const Params& params, int r) const {
+  PLAIT_DEVICE SoftmaxState state(int r) const {
     float total = sum[r];
 #pragma unroll
     for (int step = 1; step < Tile::kLanesOfRow; step *= 2) {
       total += __shfl_xor_sync(~0u, total, step);
     }
-    return {max_logit[r] * scale_log2(params), total};
-  }
-
- private:
-  // Returns what the row's output must be multiplied with.
-  static PLAIT_DEVICE float update(float scale_log2, float (&s)[kLogits], float& max_logit,
-                                   float& sum) {
-    float max_of[2] = {kNegInf, kNegInf};  // two chains: latency, not rate, is what they cost
-#pragma unroll
-    for (int i = 0; i < kLogits; ++i) max_of[i % 2] = fmaxf(max_of[i % 2], s[i]);
-    float tile_max = fmaxf(max_of[0], max_of[1]);
-#pragma unroll
-    for (int step = 1; step < Tile::kLanesOfRow; step *= 2) {
-      tile_max = fmaxf(tile_max, __shfl_xor_sync(~0u, tile_max, step));
-    }
-    float scale = 1.0f;
-    // False while both are -inf, true for the first finite one.
-    if ((tile_max - max_logit) * scale_log2 > kRescaleThreshold) {
-      scale = exp2((max_logit - tile_max) * scale_log2);
-      max_logit = tile_max;
-      sum *= scale;
-    }
-    const float offset = max_logit == kNegInf ? 0.0f : max_logit * scale_log2;
-    float sum_of[2] = {sum, 0.0f};
-#pragma unroll
-    for (int i = 0; i < kLogits; ++i) {
-      s[i] = exp2(fmaf(s[i], scale_log2, -offset));
-      sum_of[i % 2] += s[i];
-    }
-    sum = sum_of[0] + sum_of[1];
-    return scale;
+    return {reference[r] == kNoKey ? kNegInf : reference[r], total};
   }
 };
 

@@ -9,35 +9,29 @@
 
 namespace plait::sm80 {
 
-// Factors of the warps' outputs of one row, and the row's joined state. Without softmax outputs
-// add.
-template <int kSplit, bool kUseSoftmax>
-struct JoinedRow {
-  SoftmaxState state;
-  float factors[kSplit];
-
-  PLAIT_DEVICE JoinedRow(const SoftmaxState* states, int tile_q, int row) {
-    if constexpr (!kUseSoftmax) {
+// The states that the warps of row `row` of the tile have left become one, the first, and factors
+// what each warp's output is multiplied with, so that their sum is the row's. Without softmax
+// outputs add.
+template <int kSplit>
+PLAIT_DEVICE void join_states(SoftmaxState* states, float* factors, int tile_q, int row) {
+  SoftmaxState joined;
 #pragma unroll
-      for (int i = 0; i < kSplit; ++i) factors[i] = 1.0f;
-    } else {
-#pragma unroll
-      for (int i = 0; i < kSplit; ++i) {
-        state.max_logit = max(state.max_logit, states[i * tile_q + row].max_logit);
-      }
-#pragma unroll
-      for (int i = 0; i < kSplit; ++i) {
-        const SoftmaxState& part = states[i * tile_q + row];
-        factors[i] = part.max_logit == kNegInf ? 0.0f : exp2(part.max_logit - state.max_logit);
-        // An empty part adds 0, or the NaN of a NaN logit, which must not look like an empty set.
-        state.sum += part.max_logit == kNegInf ? part.sum : factors[i] * part.sum;
-      }
-      const float scale = state.sum == 0.0f ? 0.0f : reciprocal(state.sum);
-#pragma unroll
-      for (int i = 0; i < kSplit; ++i) factors[i] *= scale;
-    }
+  for (int i = 0; i < kSplit; ++i) {
+    joined.max_logit = max(joined.max_logit, states[i * tile_q + row].max_logit);
   }
-};
+  float factor[kSplit];
+#pragma unroll
+  for (int i = 0; i < kSplit; ++i) {
+    const SoftmaxState& part = states[i * tile_q + row];
+    factor[i] = part.max_logit == kNegInf ? 0.0f : exp2(part.max_logit - joined.max_logit);
+    // An empty part adds 0, or the NaN of a NaN logit, which must not look like an empty set.
+    joined.sum += part.max_logit == kNegInf ? part.sum : factor[i] * part.sum;
+  }
+  const float scale = joined.sum == 0.0f ? 0.0f : reciprocal(joined.sum);
+#pragma unroll
+  for (int i = 0; i < kSplit; ++i) factors[i * tile_q + row] = factor[i] * scale;
+  states[row] = joined;
+}
 
 // This warp's part of slice `step`: rows block after block, columns within each.
 template <KernelConfig kConfig, class Tile>
@@ -65,62 +59,74 @@ template <KernelConfig kConfig, class Variant, class Tile>
 PLAIT_DEVICE void store_rows(const VariantCall<Variant>& call, Smem<kConfig>& smem,
                              const Tile& tile, const Softmax<Variant, Tile>& softmax) {
   constexpr bool kUseSoftmax = VariantTraits<Variant>::kUseSoftmax;
-  constexpr int kDimVo = kConfig.head_dim_vo, kSplit = Tile::kSplit;
+  constexpr int kDimVo = kConfig.head_dim_vo, kSplit = Tile::kSplit, kTileQ = Tile::kTileQ;
   constexpr int kBlockRows =
       Smem<kConfig>::kBlockRows < Tile::kRowsOfWarp ? Smem<kConfig>::kBlockRows : Tile::kRowsOfWarp;
   const Params& params = call.params;
   const PlanView& plan = *params.plan;
   const WorkItem& item = plan.items[smem.unit.item_index];
-  const i64 partial_row = item.partial_row + static_cast<i64>(smem.unit.head) * item.num_rows;
+  const int num_rows = smem.unit.num_rows;
+  const bool partial = item.partial_row >= 0;
+  const i64 partial_row = item.partial_row + static_cast<i64>(smem.unit.head) * num_rows;
   if constexpr (kUseSoftmax) {
 #pragma unroll
     for (int r = 0; r < Tile::kRows; ++r) {
-      const SoftmaxState state = softmax.state(params, r);
-      if (Tile::owns_row()) smem.states[Tile::split() * Tile::kTileQ + Tile::row(r)] = state;
+      const SoftmaxState state = softmax.state(r);
+      if (Tile::owns_row()) smem.states[Tile::split() * kTileQ + Tile::row(r)] = state;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int row = threadIdx.x; row < kTileQ; row += num_threads(kConfig)) {
+      join_states<kSplit>(smem.states, smem.factors, kTileQ, row);
+      if (row >= num_rows) break;
+      const float lse = lse_of(smem.states[row]);
+      if (partial) {
+        params.partial_lse[partial_row + row] = lse;
+      } else {
+        store_lse<Variant>(params, smem.rows[row].token, smem.rows[row].qo_head, lse);
+      }
     }
   }
+  __syncthreads();  // that is there, and the last tile is read
+  // Warps that share the rows share their storing, four columns a lane.
+  constexpr int kSlices = (kDimVo + kSliceCols - 1) / kSliceCols, kGroups = kSliceCols / 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  constexpr int kSlices = (kDimVo + kSliceCols - 1) / kSliceCols;
+  const auto meet = [] {
+    if constexpr (kSplit == 1)
+      __syncwarp();
+    else
+      __syncthreads();
+  };
 #pragma unroll 1
   for (int step = 0; step < Tile::kRowBlocks * kSlices; ++step) {
-    const int block = step / kSlices, first = step % kSlices * kSliceCols;
-    __syncthreads();  // what lay there is read: the last tile, or the slice before
+    const int col = lane % kGroups * 4, dim = step % kSlices * kSliceCols + col;
+    const int first_row = Tile::first_row() + step / kSlices * kBlockRows;
+    meet();  // the slice before is read
     write_slice<kConfig>(tile, step, smem.slices[warp].x);
-    __syncthreads();
-    // Four columns a lane; warps that share the rows share their storing.
-    constexpr int kGroups = kSliceCols / 4;
+    meet();
+    const int end = dim < kDimVo ? min(kBlockRows, num_rows - first_row) : 0;
 #pragma unroll 1
-    for (int i = lane + 32 * Tile::split(); i < kBlockRows * kGroups; i += 32 * kSplit) {
-      const int in_block = i / kGroups, dim = first + i % kGroups * 4;
-      const int row = Tile::first_row() + block * kBlockRows + in_block;
-      if (row >= item.num_rows || dim >= kDimVo) continue;
-      const JoinedRow<kSplit, kUseSoftmax> joined(smem.states, Tile::kTileQ, row);
+    for (int i = lane / kGroups + 32 / kGroups * Tile::split(); i < end;
+         i += 32 / kGroups * kSplit) {
+      const int row = first_row + i;
       float x[4] = {};
 #pragma unroll
       for (int part = 0; part < kSplit; ++part) {
-        if (joined.factors[part] == 0.0f) continue;  // its output may hold NaN
+        const float factor = kUseSoftmax ? smem.factors[part * kTileQ + row] : 1.0f;
         const float4 y = *reinterpret_cast<const float4*>(
-            &smem.slices[part * Tile::kRowWarps + warp % Tile::kRowWarps].x[in_block][dim - first]);
-        x[0] += joined.factors[part] * y.x;
-        x[1] += joined.factors[part] * y.y;
-        x[2] += joined.factors[part] * y.z;
-        x[3] += joined.factors[part] * y.w;
+            &smem.slices[part * Tile::kRowWarps + warp % Tile::kRowWarps].x[i][col]);
+        if (factor == 0.0f) continue;  // its output may hold NaN
+        x[0] += factor * y.x;
+        x[1] += factor * y.y;
+        x[2] += factor * y.z;
+        x[3] += factor * y.w;
       }
-      const RowInfo& info = smem.rows[row];
-      if (item.partial_row < 0) {
-        const bool empty = kUseSoftmax && joined.state.sum == 0.0f;
-        store_out4<kConfig, Variant>(params, call.variant, plan, info.token, info.qo_head, dim,
-                                     empty, x);
+      if (partial) {
+        store4<true>(params.partial_out + (partial_row + row) * kDimVo + dim, x);
       } else {
-        store4(params.partial_out + (partial_row + row) * kDimVo + dim, x);
-      }
-      if (dim == 0) {
-        const float lse = lse_of(joined.state);
-        if (item.partial_row < 0) {
-          store_lse<Variant>(params, info.token, info.qo_head, lse);
-        } else if constexpr (kUseSoftmax) {
-          params.partial_lse[partial_row + row] = lse;
-        }
+        const bool empty = kUseSoftmax && smem.states[row].sum == 0.0f;
+        store_out4<kConfig, Variant>(params, call.variant, plan, smem.rows[row].token,
+                                     smem.rows[row].qo_head, dim, empty, x);
       }
     }
   }

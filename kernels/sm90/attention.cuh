@@ -57,8 +57,6 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
   consumer.run([&](unsigned u) {
     const Unit& unit = consumer.unit_of(u);
     const bool joins = splits_keys(kConfig) && unit.key_split > 1;
-    // Looked up again: cheaper than registers kept through the loop.
-    const ThreadRows rows = thread_rows(params, plan, unit, nullptr, joins ? 0 : 64 * warpgroup);
     SoftmaxState state[2] = {consumer.state(0), consumer.state(1)};
     if constexpr (splits_keys(kConfig)) {
       if (joins) {
@@ -66,15 +64,18 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
         consumer.release_q(u);
       }
     }
-    store_unit<kConfig, Variant>(call, unit, rows, !joins || warpgroup == 0, state, consumer.o,
-                                 reinterpret_cast<int*>(smem.states));
+    store_unit<kConfig, Variant>(call, unit, joins ? 0 : 64 * warpgroup, !joins || warpgroup == 0,
+                                 state, consumer.o, reinterpret_cast<int*>(smem.states));
   });
 }
 
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
   check_config<kConfig, Variant>();
-  Smem<kConfig>& smem = *reinterpret_cast<Smem<kConfig>*>(ptx::dynamic_smem());
+  // Where memory is what a tile waits for, no register is held for the address.
+  constexpr bool kFixed = tile_q(kConfig) > 64 && !is_fp8(kConfig.dtype_kv);
+  Smem<kConfig>& smem =
+      *static_cast<Smem<kConfig>*>(kFixed ? ptx::fixed_dynamic_smem() : ptx::dynamic_smem());
   // Consumers make the barriers, the producer asks for what it needs first, then all meet.
   const bool produces = threadIdx.x >= 128 * kConfig.num_consumer_warpgroups;  // the last warpgroup
   CtaStart start{};

@@ -141,17 +141,21 @@ struct Consumer {
         const int tile = none ? 0 : unit.tiles[j];
         const bool full = !Traits::kHasLogitsMask && !none && tile >= unit.full_tiles.begin &&
                           tile < unit.full_tiles.end;
-        const MaskBits bits = mask_bits(rows, unit.kv_pos_begin + tile * kTileKv, full || none);
+        const auto shown_keys = [&] {
+          return this->shown_keys(unit, rows, smem.positions[u % kQStages], row_begin, tile,
+                                  none ? 0 : unit.kv_end);
+        };
+        ShownKeys shown{};
+        // Else the loop has registers to spare where it is rarely run.
+        if (kKeepsRows && !full) shown = shown_keys();
         ptx::wgmma_wait<1>();
         ptx::wgmma_fence_registers(s);
         if (!none) release(&smem.empty_k[slot.stage], owners_of(step));
-        const auto position = [&](int r) {
-          if constexpr (kKeepsRows) return rows.position[r];
-          const int row = row_begin + row_of_thread(r);
-          return smem.positions[u % kQStages][row < unit.num_rows ? row : 0];
-        };
-        logits(unit, rows, position, tile, none ? 0 : unit.kv_end, full, s);
-        if (!full) hide(bits, s);
+        logits(unit, rows, tile, s);
+        if (!full) {
+          if constexpr (!kKeepsRows) shown = shown_keys();
+          hide(unit, rows, tile, shown, s);
+        }
         float scale[2];
         const bool moves = softmax(s, scale);
         ptx::wgmma_fence_registers(s);
@@ -265,41 +269,38 @@ struct Consumer {
   // Columns of a fragment: element i of a thread is row i / 2 % 2, column column_of(i).
   static PLAIT_DEVICE int column_of(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
-  // Custom mask bits of this thread's elements of a tile, fetched while S is being computed.
-  struct MaskBits {
-    unsigned of_row[2];
+  // Of this thread's columns of a tile, by row: what positions and custom mask bits let it see.
+  // `positions`: of the rows of the unit's tile.
+  struct ShownKeys {
+    FragmentBits<kTileKv> of_row[2];
   };
-  PLAIT_DEVICE MaskBits mask_bits(const ThreadRows& rows, int k_pos, bool full) {
-    unsigned first = 0, second = 0;
-    if constexpr (Traits::kCustomMask) {
-#pragma unroll 1  // both rows at once spill
-      for (int r = full ? 2 : 0; r < 2; ++r) {
+  PLAIT_DEVICE ShownKeys shown_keys(const Unit& unit, const ThreadRows& rows, const int* positions,
+                                    int row_begin, int tile, int kv_end) {
+    const int list_begin = tile * kTileKv, k_pos = unit.kv_pos_begin + list_begin;
+    FragmentBits<kTileKv> first = 0, second = 0;
+    constexpr int kAtOnce = Traits::kCustomMask ? 1 : 2;  // mask bits of both rows at once spill
+#pragma unroll kAtOnce
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_begin + row_of_thread(r);
+      VisibleRange range = visible_range(params.visible, positions[row < unit.num_rows ? row : 0]);
+      range.end = min(range.end, k_pos + kv_end - list_begin);
+      first = second;
+      second = fragment_visible<kTileKv>(range, k_pos, threadIdx.x % 4);
+      if constexpr (Traits::kCustomMask) {
         const PlanView& plan = *params.plan;
-        first = second;
-        second = fragment_mask<(kTileKv + 31) / 32>(
+        second &= fragment_mask<(kTileKv + 31) / 32>(
             plan.mask_words, plan.token_mask[r == 0 ? rows.token[0] : rows.token[1]], k_pos,
             threadIdx.x % 4);
       }
     }
     return {{first, second}};
   }
-  PLAIT_DEVICE void hide(const MaskBits& bits, float (&s)[kTileKv / 2]) {
-    if constexpr (Traits::kCustomMask) {
-#pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) {
-        const bool shown = (bits.of_row[i / 2 % 2] & fragment_mask_bit(i / 4, i % 2)) != 0;
-        if (!shown) s[i] = Traits::kUseSoftmax ? kNegInf : 0.0f;
-      }
-    }
-  }
 
-  // logits_transform, then -inf (without softmax: 0) for hidden keys.
-  template <class Position>
-  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, Position&& position, int tile,
-                           int kv_end, bool full, float (&s)[kTileKv / 2]) {
-    const int list_begin = tile * kTileKv;
-    const int k_pos = unit.kv_pos_begin + list_begin;
+  // What the variant makes of the products.
+  PLAIT_DEVICE void logits(const Unit& unit, const ThreadRows& rows, int tile,
+                           float (&s)[kTileKv / 2]) {
     if constexpr (Traits::kHasLogitsTransform || !Traits::kUseSoftmax) {
+      const int k_pos = unit.kv_pos_begin + tile * kTileKv;
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) {
         s[i] *= logit_scale<Variant, kConfig.dtype_kv>(params);
@@ -308,16 +309,16 @@ struct Consumer {
         }
       }
     }
-    if (full) return;
-    const int k_end = k_pos + kv_end - list_begin;
-    VisibleRange range[2] = {visible_range(params.visible, position(0)),
-                             visible_range(params.visible, position(1))};
-    range[0].end = min(range[0].end, k_end);
-    range[1].end = min(range[1].end, k_end);
+  }
+
+  // -inf (without softmax: 0) for keys that are not shown.
+  PLAIT_DEVICE void hide(const Unit& unit, const ThreadRows& rows, int tile, const ShownKeys& keys,
+                         float (&s)[kTileKv / 2]) {
 #pragma unroll
     for (int i = 0; i < kTileKv / 2; ++i) {
-      bool shown = visible(range[i / 2 % 2], k_pos + column_of(i));
+      bool shown = fragment_bit(keys.of_row[i / 2 % 2], i / 4, i % 2);
       if constexpr (Traits::kHasLogitsMask) {
+        const int k_pos = unit.kv_pos_begin + tile * kTileKv;
         shown = shown && Variant::logits_mask(variant, context(unit, rows, k_pos, i));
       }
       if (!shown) s[i] = Traits::kUseSoftmax ? kNegInf : 0.0f;
@@ -326,9 +327,14 @@ struct Consumer {
 
   PLAIT_DEVICE LogitContext context(const Unit& unit, const ThreadRows& rows, int k_pos, int i) {
     const int r = i / 2 % 2;
-    const float first = static_cast<float>(k_pos + column_of(0) - rows.position[r]);
-    return {rows.request[r], rows.position[r], k_pos + column_of(i),
-            rows.qo_head[r], unit.kv_head,     first + static_cast<float>(i / 4 * 8 + i % 2)};
+    const float shared = static_cast<float>(k_pos + column_of(0) - rows.position[r]);
+    return {rows.request[r],
+            rows.position[r],
+            k_pos + column_of(i),
+            rows.qo_head[r],
+            unit.kv_head,
+            kConfig.dtype_q,
+            {shared, static_cast<float>(i / 4 * 8 + i % 2)}};
   }
 
   // s becomes weights relative to the rows' reference maxima. True if a row's has moved: O must be

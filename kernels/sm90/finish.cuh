@@ -63,6 +63,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
   constexpr int kChunks = padded_dim(kConfig.head_dim_qk) / kChunkCols;
   constexpr int kThreads = 32 * R::kFinishWarps, kRows = 16;
   const int rows = shape_of<kConfig>(*unit.item).tile_q;
+  const unsigned to = ptx::smem_address(smem_q);
   const auto* q = static_cast<const unsigned char*>(params.q);
   const int* row_map = params.plan->row_map;
   const int* token_position = params.plan->token_position;
@@ -82,7 +83,7 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
       const int row = (32 * i + lane) / kChunks, chunk = (32 * i + lane) % kChunks;
       const i64 from = __shfl_sync(~0u, offset, row) * 2 + chunk * kChunkBytes;
       const bool valid = first + row < unit.num_rows && chunk * kChunkCols < kConfig.head_dim_qk;
-      ptx::cp_async_16(smem_q + chunk_offset(Smem<kConfig>::kTileQ, first + row, chunk),
+      ptx::cp_async_16(to + chunk_offset(Smem<kConfig>::kTileQ, first + row, chunk),
                        q + (valid ? from : 0), valid ? 16 : 0);
     }
     if (lane < kRows) positions[own] = position;
@@ -183,6 +184,7 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
       constexpr int kChunks = kConfig.head_dim_vo / kChunkCols;
       constexpr int kZeroing = R::kTransformV ? kThreads : 32;
       const int thread = (R::kTransformV ? 32 * finish_warp : 0) + threadIdx.x % 32;
+#pragma unroll 1  // rarely run
       for (int i = thread; i < (kTileKv - num_keys) * kChunks; i += kZeroing) {
         *reinterpret_cast<uint4*>(v + chunk_offset(kTileKv, num_keys + i / kChunks, i % kChunks)) =
             uint4{0, 0, 0, 0};
@@ -232,12 +234,26 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
   // The tiles of a unit come after the next unit's Q, which so is there in time; but not where K
   // waits for its second stage, since consumers may need the next unit's first K to give up a Q.
   constexpr unsigned kBehind = kConfig.num_q_stages > 1 && !R::kTransformK ? 1 : 0;
+  // Loaders hear of a unit early, but an item is drawn when the loads before it end. These may need
+  // stages back of units that are not finished yet: so then these come first. With second stages of
+  // all tiles they may need the unit's own; then nothing is waited for.
+  constexpr bool kDrawsLate = !R::kTransformK && !R::kTransformV;
   constexpr int kQStages = kConfig.num_q_stages;
   const bool walks = threadIdx.x % 128 == 32 * R::kLoadWarps;
+  if (walks) smem.start = start;
   UnitWalker<kConfig> walker(params, start);
-  if (walks) walker.write_first(smem, start);
   bool is_end = false;
-  for (unsigned u = 0; !is_end; ++u) {
+  for (unsigned u = 0;; ++u) {
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      if (pass == 1 && u > kBehind) finish_unit(u - 1 - kBehind);
+      if (walks && !is_end && walker.num_units == u &&
+          (kDrawsLate && kBehind > 0 && walker.draws()) == (pass == 1)) {
+        walker.write(smem, kDrawsLate);
+      }
+      __syncwarp();
+    }
+    if (is_end) break;
     const Unit& unit = smem.await_unit(u);
     is_end = unit.item == nullptr;
     const int q_stage = u % kQStages;
@@ -246,9 +262,6 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
       load_q<kConfig, Variant>(params, variant, unit, smem.q[q_stage], smem.positions[q_stage]);
     }
     arrive_finished(&smem.q_full[q_stage]);
-    if (walks && !is_end) walker.write_next(smem);
-    __syncwarp();
-    if (u >= kBehind) finish_unit(u - kBehind);
   }
 }
 

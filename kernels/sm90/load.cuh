@@ -21,39 +21,47 @@ PLAIT_DEVICE bool has_foreign_v_rows(const Unit& unit, int tile, int tile_kv) {
 // One of K and V: what a loader needs to know to copy a tile of it.
 struct Operand {
   const TensorMap* map;       // TMA
-  const unsigned char* data;  // gather
-  const KvStrides* stride;
-  const RowUnits* units;
+  const unsigned char* data;  // gather, as are the next two
+  i64 stride_head;
+  int unit_bytes;
   int head_dim;
 };
+template <KernelConfig kConfig>
+PLAIT_DEVICE Operand operand_of(const Sm90Maps& maps, const Params& params, bool is_v) {
+  constexpr int kQk = kConfig.head_dim_qk, kVo = kConfig.head_dim_vo;
+  return {is_v ? &maps.v : &maps.k, static_cast<const unsigned char*>(is_v ? params.v : params.k),
+          is_v ? params.v_stride.head : params.k_stride.head,
+          is_v ? maps.v_units.bytes : maps.k_units.bytes, kQk == kVo || !is_v ? kQk : kVo};
+}
 
-// A tile is one box a panel of an affine tensor, issued by one lane.
+// A loader knows where three tiles lie: of the one looked up last, of the one whose K is copied,
+// which was looked up before, and of the one whose V is. advance() makes each the next.
+//
+// Affine: a tile is one box a panel, issued by one lane.
 template <KernelConfig kConfig, class Variant>
 struct AffineLoader {
-  const Params& params;
-  int first_row[3];  // as PagedLoader::page
+  static constexpr int kVBehind = Roles<kConfig, Variant>::kLoadsApart ? 1 : 2;
+  int first_row[3];
 
-  PLAIT_DEVICE AffineLoader(const Sm90Maps&, const Params& params) : params(params) {}
+  PLAIT_DEVICE AffineLoader(const Sm90Maps&, const Params&) {}
 
-  PLAIT_DEVICE void start(const Unit& unit) {
-    first_row[0] =
-        static_cast<int>(first_entry(params.plan->tables[unit.block->level], *unit.block));
+  PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
+    first_row[0] = static_cast<int>(unit.list.begin) + tile * kConfig.tile_kv;
   }
-  PLAIT_DEVICE void look_up(const Unit&, int) {}
   PLAIT_DEVICE void advance() {
     first_row[2] = first_row[1];
     first_row[1] = first_row[0];
   }
-  template <int kBehind>
-  PLAIT_DEVICE void copy(int kv_head, int tile, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(bool is_v, int kv_head, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     __syncwarp();  // the lane that copies does not run ahead: others would miss a barrier's phases
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive_expect_tx(barrier,
                                    copied_bytes(kConfig, kConfig.tile_kv, operand.head_dim));
+    const int row = is_v ? first_row[kVBehind] : first_row[1];
     for (int panel = 0; panel < boxes_of(kConfig, operand.head_dim); ++panel) {
       ptx::tma_load_4d(smem + panel * kConfig.tile_kv * kPanelRowBytes, operand.map, barrier,
-                       panel * kPanelCols, first_row[kBehind] + tile * kConfig.tile_kv, kv_head, 0);
+                       panel * kPanelCols, row, kv_head, 0);
     }
   }
 };
@@ -61,26 +69,16 @@ struct AffineLoader {
 // The block list of a unit by position. Its loads are behind no branch and nobody looks at them at
 // once, so that a tile ahead hides their latency; nor is there a division. (With both, looking up
 // took longer than a tile of 64 keys takes to arrive.)
-struct BlockList {
-  const Params& params;
+struct Blocks {
   const Divisor& block_size;
-  const unsigned char* entries = nullptr;  // of position 0
-  i64 stride = 0;                          // bytes from block to block
+  const int keys;  // of a block
 
-  PLAIT_DEVICE BlockList(const Sm90Maps& maps, const Params& params)
-      : params(params), block_size(maps.block_size) {}
-  PLAIT_DEVICE void start(const Unit& unit) {
-    const BlockTable& table = params.plan->tables[unit.block->level];
-    stride = table.stride_block * table.index_bytes;  // before first_entry, which branches
-    entries = static_cast<const unsigned char*>(table.indices) +
-              first_entry(table, *unit.block) * table.index_bytes;
-  }
   // Of 8 bytes the low word: a block of K and V that exists. offset: within the block.
-  PLAIT_DEVICE int block(int position, int& offset) const {
+  PLAIT_DEVICE int at(const Unit& unit, int position, int& offset) const {
     const int i = divide(position, block_size);
-    offset = position - i * params.block_size;
-    return *reinterpret_cast<const int*>(entries +
-                                         static_cast<i64>(static_cast<unsigned>(i)) * stride);
+    offset = position - i * keys;
+    return *reinterpret_cast<const int*>(
+        unit.list.begin + static_cast<i64>(static_cast<unsigned>(i)) * unit.list.stride);
   }
 };
 
@@ -94,21 +92,21 @@ struct PagedLoader {
   static constexpr int kNoPage = -1;  // outside every tensor: TMA writes zeros
   static_assert(kTileKv / 8 <= 32, "a lane has one piece");
 
+  static constexpr int kVBehind = Roles<kConfig, Variant>::kLoadsApart ? 1 : 2;
   const int box_rows, num_pieces;
-  BlockList list;
-  // Of the tile looked up last, the one before (K's) and before that (V's). row: of the page; -1
-  // where the piece is behind the keys.
-  int page[3], row[3];
+  Blocks blocks;
+  int page[3], row[3];  // row: of the page; -1 where the piece is behind the keys
 
   PLAIT_DEVICE PagedLoader(const Sm90Maps& maps, const Params& params)
-      : box_rows(maps.box_rows), num_pieces(kTileKv / box_rows), list(maps, params) {}
+      : box_rows(maps.box_rows),
+        num_pieces(kTileKv / box_rows),
+        blocks{maps.block_size, params.block_size} {}
 
   static PLAIT_DEVICE int piece() { return threadIdx.x % 32; }
 
-  PLAIT_DEVICE void start(const Unit& unit) { list.start(unit); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
     const int key = tile * kTileKv + piece() * box_rows;
-    page[0] = list.block(min(key, unit.kv_end - 1), row[0]);
+    page[0] = blocks.at(unit, min(key, unit.kv_end - 1), row[0]);
     if (key >= unit.kv_end) row[0] = -1;
   }
   PLAIT_DEVICE void advance() {
@@ -117,8 +115,7 @@ struct PagedLoader {
     page[1] = page[0];
     row[1] = row[0];
   }
-  template <int kBehind>
-  PLAIT_DEVICE void copy(int kv_head, int, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(bool is_v, int kv_head, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
     __syncwarp();  // lanes without a piece do not run ahead
     if (threadIdx.x % 32 == 0) {
@@ -127,10 +124,11 @@ struct PagedLoader {
     if (piece() >= num_pieces) return;
     const int row_bytes = is_fp8(kConfig.dtype_kv) ? operand.head_dim : kPanelRowBytes;
     unsigned char* to = smem + piece() * box_rows * row_bytes;
+    const int from_row = is_v ? row[kVBehind] : row[1];
+    const int from_page = is_v ? page[kVBehind] : page[1];
     for (int panel = 0; panel < boxes_of(kConfig, operand.head_dim); ++panel) {
       ptx::tma_load_4d(to + panel * kTileKv * kPanelRowBytes, operand.map, barrier,
-                       panel * kPanelCols, row[kBehind], kv_head,
-                       row[kBehind] < 0 ? kNoPage : page[kBehind]);
+                       panel * kPanelCols, from_row, kv_head, from_row < 0 ? kNoPage : from_page);
     }
   }
 };
@@ -148,25 +146,24 @@ struct GatherLoader {
   static_assert(Roles<kConfig, Variant>::kLoadWarps == 2 && kTileKv % 8 == 0);
 
   const RowUnits &k_units, &v_units;
-  BlockList list;
+  Blocks blocks;
   int block[kOwned] = {}, offset[kOwned] = {};  // of the tile looked up last
   // Numbers of rows: of the tile before it, whose K is copied; and of V a tile longer.
   int k_row[kOwned] = {}, v_row[2][kOwned] = {};
 
   PLAIT_DEVICE GatherLoader(const Sm90Maps& maps, const Params& params)
-      : k_units(maps.k_units), v_units(maps.v_units), list(maps, params) {}
+      : k_units(maps.k_units), v_units(maps.v_units), blocks{maps.block_size, params.block_size} {}
 
   // Of a pass of eight rows, the one that this lane copies.
   static PLAIT_DEVICE int row_of_pass() {
     return threadIdx.x % 128 / 32 * 4 + threadIdx.x % 32 / 8;
   }
 
-  PLAIT_DEVICE void start(const Unit& unit) { list.start(unit); }
   PLAIT_DEVICE void look_up(const Unit& unit, int tile) {
     const int first = tile * kTileKv + threadIdx.x % 8 * 8 + row_of_pass();
 #pragma unroll
     for (int i = 0; i < kOwned; ++i) {
-      block[i] = list.block(min(first + 64 * i, unit.kv_end - 1), offset[i]);
+      block[i] = blocks.at(unit, min(first + 64 * i, unit.kv_end - 1), offset[i]);
     }
   }
   PLAIT_DEVICE void advance() {
@@ -177,31 +174,36 @@ struct GatherLoader {
       v_row[0][i] = v_units.number(block[i], offset[i]);
     }
   }
-  template <int kBehind>
-  PLAIT_DEVICE void copy(int kv_head, int, const Operand& operand, unsigned char* smem,
+  PLAIT_DEVICE void copy(bool is_v, int kv_head, const Operand& operand, unsigned char* smem,
                          ptx::Barrier* barrier) {
-    const int(&row)[kOwned] = kBehind == 1 ? k_row : v_row[1];
     constexpr bool kFp8 = is_fp8(kConfig.dtype_kv);
     constexpr int kBytes = bytes_of(kConfig.dtype_kv), kCols = kChunkBytes / kBytes;  // of a chunk
+    constexpr int kMaxDim =
+        kConfig.head_dim_qk > kConfig.head_dim_vo ? kConfig.head_dim_qk : kConfig.head_dim_vo;
+    constexpr bool kPadded = kConfig.head_dim_qk % 16 != 0 || kConfig.head_dim_vo % 16 != 0;
     const int head_dim = operand.head_dim, chunk = threadIdx.x % 8, first_row = row_of_pass();
-    unsigned char* to = smem + (kFp8 ? first_row * head_dim + chunk * kChunkBytes
-                                     : chunk_offset(kTileKv, first_row, chunk));
+    int row[kOwned];
+#pragma unroll
+    for (int i = 0; i < kOwned; ++i) row[i] = is_v ? v_row[1][i] : k_row[i];
+    const unsigned to = ptx::smem_address(smem) + (kFp8 ? first_row * head_dim + chunk * kChunkBytes
+                                                        : chunk_offset(kTileKv, first_row, chunk));
     const int row_bytes = kFp8 ? head_dim : kPanelRowBytes;
-    const int panel_bytes = kFp8 ? kPanelRowBytes : kTileKv * kPanelRowBytes;
-    const i64 head = static_cast<unsigned>(kv_head) * operand.stride->head * kBytes;
+    constexpr int kPanelBytes = kFp8 ? kPanelRowBytes : kTileKv * kPanelRowBytes;
+    const i64 head = static_cast<unsigned>(kv_head) * operand.stride_head * kBytes;
     const unsigned char* first = ptx::opaque(operand.data + head + chunk * kChunkBytes);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int number = __shfl_sync(~0u, row[pass / 8], pass % 8, 8);
-      const unsigned char* from = first + i64{number} * operand.units->bytes;
-      for (int panel = 0; panel * 8 * kCols < head_dim; ++panel) {
+      const unsigned char* from = first + i64{number} * operand.unit_bytes;
+#pragma unroll
+      for (int panel = 0; panel * 8 * kCols < kMaxDim; ++panel) {
         const int column = (panel * 8 + chunk) * kCols;
         if (column >= padded_dim(head_dim)) continue;
-        unsigned char* panel_to = to + pass * 8 * row_bytes + panel * panel_bytes;
-        if (head_dim == padded_dim(head_dim)) {
-          ptx::cp_async_16(panel_to, from + panel * kPanelRowBytes);
-        } else {
+        const unsigned panel_to = to + pass * 8 * row_bytes + panel * kPanelBytes;
+        if constexpr (kPadded) {
           ptx::cp_async_16(panel_to, from + panel * kPanelRowBytes, column < head_dim ? 16 : 0);
+        } else {
+          ptx::cp_async_16(panel_to, from + panel * kPanelRowBytes);
         }
       }
     }
@@ -209,68 +211,73 @@ struct GatherLoader {
   }
 };
 
-// Copies K and V of all units, or, by a warp each, one of them as far ahead as the ring has room.
-// A warp of both copies K one tile ahead of V, as the consumers of rows need them, from unit to
-// unit too. (Those of split keys give up K's stages, and then V's, in the order of their tiles.)
-template <KernelConfig kConfig, class Variant, bool kLoadsK, bool kLoadsV>
+// A copy of K or V of a tile. kv_head: -1: none is due.
+struct Due {
+  int kv_head;
+  bool has_foreign_rows;
+};
+
+// Copies K (is_v 0) and V (1) of all units, or, by a warp each, one of them, as far ahead as the
+// ring has room. A warp of both copies K one tile ahead of V, as the consumers of rows need them,
+// and from unit to unit too if the next one is known by then. (Those of split keys give up K's
+// stages, and then V's, in the order of their tiles.) Tiles are looked up one ahead, likewise.
+template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void load_kv(const Sm90Maps& maps, const Params& params, Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
   using Slot = RingSlot<Smem<kConfig>::kCopyStages>;
   using Loader = Select<kConfig.loader == Loader::kAffine, AffineLoader<kConfig, Variant>,
                         Select<kConfig.loader == Loader::kPaged, PagedLoader<kConfig, Variant>,
                                GatherLoader<kConfig, Variant>>>;
+  const int warp = threadIdx.x % 128 / 32;
+  const int first_operand = R::kLoadsApart ? warp : 0, end_operand = R::kLoadsApart ? warp + 1 : 2;
   Loader loader(maps, params);
-  const Operand k{&maps.k, static_cast<const unsigned char*>(params.k), &params.k_stride,
-                  &maps.k_units, kConfig.head_dim_qk};
-  const Operand v{&maps.v, static_cast<const unsigned char*>(params.v), &params.v_stride,
-                  &maps.v_units, kConfig.head_dim_vo};
-  constexpr int kVBehind = kLoadsK ? 1 : 0;  // tiles
   Slot slot(0);
-  int v_tile = -1, v_kv_head = 0;      // whose V is due; -1: there was none
-  bool second_stage = R::kTransformV;  // of that V
-  const auto copy_v = [&](const Slot& at) {
-    if (!kLoadsV || v_tile < 0) return;
-    ptx::mbarrier_wait(smem.vacant_v(at.stage), at.parity ^ 1);
-    loader.template copy<1 + kVBehind>(
-        v_kv_head, v_tile, v, smem.copy_of_v(at.stage),
-        second_stage ? &smem.raw_v[at.stage] : &smem.full_v[at.stage]);
-  };
+  bool ahead = false;  // the first tile of the unit to come has been looked up
+  int tile = 0;        // the one looked up last
+  Due due_v{-1, false};
   for (unsigned u = 0;; ++u) {
     const Unit& unit = smem.await_unit(u);
-    const TileList tiles = unit.tiles;
-    const int num_tiles = tiles.size(), kv_head = unit.kv_head;
-    if (num_tiles == 0) {  // V is not kept back: more units may come only behind its own
-      if (kVBehind > 0) {
-        loader.advance();
-        copy_v(slot.before());
-        v_tile = -1;
+    if (unit.item == nullptr) break;
+    const int num_tiles = unit.tiles.size(), loads_end = max(num_tiles - kTilesBeforeDraw, 0);
+    // A round looks up a tile, copies K of the one looked up before and V of the one before that.
+    // -1 only looks up, and one more than there are tiles only copies V.
+    for (int j = ahead ? 0 : -1; j < num_tiles + !ahead; ++j) {
+      if (j == loads_end && threadIdx.x % 128 == 0) {
+        ptx::mbarrier_arrive(&smem.unit_loads_end[u % kUnits]);
       }
-      if (unit.item == nullptr) break;
-    }
-    for (int j = 0, tile = 0, next_tile = 0; j < num_tiles; ++j) {
-      if (j == 0) {
-        next_tile = tiles[0];
-        loader.start(unit);
-        loader.look_up(unit, next_tile);
-      }
-      tile = next_tile;
       loader.advance();
-      if (j + 1 < num_tiles) {
-        next_tile = tiles[j + 1];
-        loader.look_up(unit, next_tile);
+      const bool has_tile = static_cast<unsigned>(j) < static_cast<unsigned>(num_tiles);
+      const Due due_k{has_tile ? unit.kv_head : -1,
+                      has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv)};
+      const Unit* of = &unit;
+      int next = j + 1;
+      bool known = next < num_tiles;
+      if (!known) {
+        of = &smem.units[(u + 1) % kUnits];
+        next = 0;
+        known = ahead = __all_sync(~0u, smem.has_unit(u + 1)) && of->tiles.size() > 0;
       }
-      if (kLoadsK) {
-        ptx::mbarrier_wait(smem.vacant_k(slot.stage), slot.parity ^ 1);
-        loader.template copy<1>(
-            kv_head, tile, k, smem.copy_of_k(slot.stage),
-            R::kTransformK ? &smem.raw_k[slot.stage] : &smem.full_k[slot.stage]);
+      if (known) {
+        tile = of->tiles[next];
+        loader.look_up(*of, tile);
       }
-      if (kVBehind > 0) copy_v(slot.before());
-      v_tile = tile;
-      v_kv_head = kv_head;
-      second_stage = R::kTransformV || has_foreign_v_rows<R>(unit, tile, kConfig.tile_kv);
-      if (kVBehind == 0) copy_v(slot);
-      slot.advance(1);
+      if (R::kLoadsApart) due_v = due_k;
+#pragma unroll  // else K and V cost 13 % with head_dim 256
+      for (int is_v = first_operand; is_v < end_operand; ++is_v) {
+        const Due due{is_v ? due_v.kv_head : due_k.kv_head,
+                      is_v ? due_v.has_foreign_rows : due_k.has_foreign_rows};
+        if (due.kv_head < 0) continue;
+        const Slot at = is_v && !R::kLoadsApart ? slot.before() : slot;
+        ptx::mbarrier_wait(is_v ? smem.vacant_v(at.stage) : smem.vacant_k(at.stage), at.parity ^ 1);
+        const bool second_stage = is_v ? R::kTransformV || due.has_foreign_rows : R::kTransformK;
+        ptx::Barrier* barrier = is_v           ? second_stage ? smem.raw_v : smem.full_v
+                                : second_stage ? smem.raw_k
+                                               : smem.full_k;
+        loader.copy(is_v, due.kv_head, operand_of<kConfig>(maps, params, is_v),
+                    is_v ? smem.copy_of_v(at.stage) : smem.copy_of_k(at.stage), barrier + at.stage);
+      }
+      due_v = due_k;
+      if (has_tile) slot.advance(1);
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) smem.release_unit(u);

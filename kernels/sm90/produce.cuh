@@ -36,13 +36,7 @@ PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, const CtaStart& start,
   using R = Roles<kConfig, Variant>;
   const int warp = threadIdx.x % 128 / 32;
   if (warp < R::kLoadWarps) {
-    if constexpr (!R::kLoadsApart) {
-      load_kv<kConfig, Variant, true, true>(call.maps, call.params, smem);
-    } else if (warp == 0) {
-      load_kv<kConfig, Variant, true, false>(call.maps, call.params, smem);
-    } else {
-      load_kv<kConfig, Variant, false, true>(call.maps, call.params, smem);
-    }
+    load_kv<kConfig, Variant>(call.maps, call.params, smem);
   } else {
     finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);
     // Here rather than by consumers, whose end is the kernel's.

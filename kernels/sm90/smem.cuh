@@ -6,15 +6,18 @@
 //   q_full, q_empty    [q stage]  finishers and consumer warps, once a unit (item x kv head)
 //   unit_full          [unit]     one finisher arrives, the producer's warps wait
 //   unit_empty         [unit]     every warp arrives, that finisher waits
+//   unit_loads_end     [unit]     a loader arrives, that finisher waits, if it will draw an item
 // fp8 K and V land in a ring of their own, and finishers make the tile of them: then raw_k and
 // raw_v are of that ring, and finishers wait for empty_k and empty_v.
 #pragma once
 #include "host_device/convert.h"
+#include "host_device/kv_address.h"
 #include "host_device/softmax_state.h"
 #include "host_device/variant.h"
 #include "ptx/mbarrier.cuh"
 #include "sm90/layout.h"
 #include "sm90/smem.h"
+#include "tile/draw.cuh"
 #include "tile/rows.cuh"
 
 namespace plait::sm90 {
@@ -43,6 +46,7 @@ struct Unit {
   unsigned first_tile;  // of the ring
   int key_split;
   int partial_row;  // of this head's first row; -1: rows are final
+  BlockList list;   // unless there are no tiles
 };
 static_assert(sizeof(Unit) == kUnitBytes);
 
@@ -73,13 +77,14 @@ struct alignas(1024) Smem : LandingRing<kConfig> {
   unsigned char v[kStages][tile_bytes(kConfig.tile_kv, kConfig.head_dim_vo)];
   // By consumer warpgroup and row, from a unit's last round to its store; then the merge's tokens.
   SoftmaxState states[64 * kConfig.num_consumer_warpgroups];
+  CtaStart start;                   // the first unit points into it
   Unit units[kUnits];               // unit u is units[u % kUnits]
   int positions[kQStages][kTileQ];  // of the queries in q, for masks
   ptx::Barrier full_k[kStages], full_v[kStages];
   ptx::Barrier raw_k[kFp8 ? 2 * kCopyStages : kStages];  // of fp8 then vacant_k; likewise raw_v
   ptx::Barrier raw_v[kFp8 ? 2 * kCopyStages : kStages];
   ptx::Barrier empty_k[kStages], empty_v[kStages], q_full[kQStages], q_empty[kQStages];
-  ptx::Barrier unit_full[kUnits], unit_empty[kUnits];
+  ptx::Barrier unit_full[kUnits], unit_empty[kUnits], unit_loads_end[kUnits];
 
   // Where loaders copy to, one of kCopyStages, and what tells them that they may.
   PLAIT_DEVICE unsigned char* copy_of_k(int stage) {
@@ -106,6 +111,9 @@ struct alignas(1024) Smem : LandingRing<kConfig> {
   PLAIT_DEVICE Unit& await_unit(unsigned u) {
     ptx::mbarrier_wait(&unit_full[u % kUnits], u / kUnits & 1);
     return units[u % kUnits];
+  }
+  PLAIT_DEVICE bool has_unit(unsigned u) {
+    return ptx::mbarrier_test(&unit_full[u % kUnits], u / kUnits & 1);
   }
   // By one lane of a warp that is done with unit u.
   PLAIT_DEVICE void release_unit(unsigned u) { ptx::mbarrier_arrive(&unit_empty[u % kUnits]); }
@@ -180,12 +188,14 @@ PLAIT_DEVICE void init_barriers(Smem<kConfig>& smem) {
   }
   for (int s = 0; s < kUnits; ++s) {
     ptx::mbarrier_init(&smem.unit_full[s], 1);
+    ptx::mbarrier_init(&smem.unit_loads_end[s], 1);
     ptx::mbarrier_init(&smem.unit_empty[s], 4 + R::kConsumerWarps);
   }
   ptx::fence_mbarrier_init();
 }
 
-// Walks the units of this CTA, in the plan's order. One thread does.
+// Walks the units of this CTA: of its own items in the plan's order, then of those that it draws.
+// One thread does.
 template <KernelConfig kConfig>
 struct UnitWalker {
   const Params& params;
@@ -195,29 +205,44 @@ struct UnitWalker {
   PLAIT_DEVICE UnitWalker(const Params& params, const CtaStart& start)
       : params(params), item(start.item_begin), item_end(start.item_end) {}
 
-  // The first unit, whose place is free, from what the thread has of this CTA's start.
-  PLAIT_DEVICE void write_first(Smem<kConfig>& smem, const CtaStart& start) {
-    if (item == item_end) return write_end(smem);
-    const CtaStart& lasting = params.starts[blockIdx.x];
-    write(smem, start.item, start.block, lasting.item, lasting.block);
-  }
+  // Whether the next unit's item is still to be drawn.
+  PLAIT_DEVICE bool draws() const { return head == 0 && item >= item_end; }
+
   // Waits until everybody is done with the unit that lies where the next one goes, and writes it.
-  PLAIT_DEVICE void write_next(Smem<kConfig>& smem) {
+  // draws_late: an item is drawn only when the loads of the unit before end soon, since the queue
+  // is for those who are free first.
+  PLAIT_DEVICE void write(Smem<kConfig>& smem, bool draws_late) {
     const int place = num_units % kUnits;
     ptx::mbarrier_wait(&smem.unit_empty[place], ~(num_units / kUnits) & 1);
-    if (item == item_end) return write_end(smem);
-    const WorkItem& from = params.plan->items[item];
-    const RowBlock& block = params.plan->row_blocks[from.row_block];
-    write(smem, from, block, from, block);
+    // Over by then; but a phase that nobody has waited for is an error to compute-sanitizer.
+    ptx::mbarrier_wait(&smem.unit_loads_end[place], ~(num_units / kUnits) & 1);
+    Unit& unit = smem.units[place];
+    if (draws()) {
+      if (draws_late && num_units > 0 && has_queue(params)) {
+        const unsigned before = num_units - 1;
+        ptx::mbarrier_wait(&smem.unit_loads_end[before % kUnits], before / kUnits & 1);
+      }
+      item = draw_item(params);
+    }
+    if (item < 0) {
+      unit = Unit{.item = nullptr, .first_tile = tile, .key_split = 1};
+    } else {
+      fill(smem, unit);
+    }
+    ptx::mbarrier_arrive(&smem.unit_full[place]);
+    ++num_units;
   }
 
  private:
-  // `lasting_...`: what the unit points at.
-  PLAIT_DEVICE void write(Smem<kConfig>& smem, const WorkItem& from, const RowBlock& block,
-                          const WorkItem& lasting_item, const RowBlock& lasting_block) {
-    Unit& unit = smem.units[num_units % kUnits];
-    unit.item = &lasting_item;
-    unit.block = &lasting_block;
+  PLAIT_DEVICE void fill(const Smem<kConfig>& smem, Unit& unit) {
+    // The first item is there already: no pointers are followed to it.
+    const PlanView& plan = *params.plan;
+    const bool at_hand = num_units == 0 && item < item_end;
+    const WorkItem& from = at_hand ? smem.start.item : plan.items[item];
+    const RowBlock& block = at_hand ? smem.start.block : plan.row_blocks[from.row_block];
+    const BlockTable& table = at_hand ? smem.start.table : plan.tables[block.level];
+    unit.item = &from;
+    unit.block = &block;
     unit.kv_head = from.kv_head_begin + head;
     unit.first_token = block.first_token;
     unit.first_row = from.first_row;
@@ -229,20 +254,12 @@ struct UnitWalker {
     unit.first_tile = tile;
     unit.key_split = shape_of<kConfig>(from).key_split;
     unit.partial_row = from.partial_row < 0 ? -1 : from.partial_row + head * from.num_rows;
+    if (unit.tiles.size() > 0) unit.list = block_list(table, block);
     tile += unit.tiles.size();
     if (++head == from.num_heads) {
       head = 0;
       ++item;
     }
-    publish(smem);
-  }
-  PLAIT_DEVICE void write_end(Smem<kConfig>& smem) {
-    smem.units[num_units % kUnits] = Unit{.item = nullptr, .first_tile = tile, .key_split = 1};
-    publish(smem);
-  }
-  PLAIT_DEVICE void publish(Smem<kConfig>& smem) {
-    ptx::mbarrier_arrive(&smem.unit_full[num_units % kUnits]);
-    ++num_units;
   }
 };
 

@@ -23,7 +23,10 @@ PLAIT_HD constexpr bool loads_apart(const KernelConfig& c) {
   return c.loader == Loader::kPaged && !is_fp8(c.dtype_kv);
 }
 // Producers are at most two units ahead of the one that consumers store.
-inline constexpr int kUnits = 3, kUnitBytes = 80;
+inline constexpr int kUnits = 3, kUnitBytes = 96;
+// The next item is drawn when this many tiles of the unit before are still to be loaded: 4 us in
+// decode, and 3 pass until the item, its row block and its first block's number are known.
+inline constexpr int kTilesBeforeDraw = 2;
 // Of the ring that fp8 K and V land in, up to a multiple of what tiles are aligned to.
 PLAIT_HD constexpr int landing_bytes(const KernelConfig& c) {
   const int bytes = c.num_landing_stages * c.tile_kv * (c.head_dim_qk + c.head_dim_vo);
@@ -42,9 +45,10 @@ PLAIT_HD constexpr int sm90_smem_bytes(const KernelConfig& c) {
   const int kv = c.num_stages * (sm90::tile_bytes(c.tile_kv, c.head_dim_qk) +
                                  sm90::tile_bytes(c.tile_kv, c.head_dim_vo));
   const int states = 64 * c.num_consumer_warpgroups * 8;
-  const int units = sm90::kUnits * sm90::kUnitBytes + c.num_q_stages * sm90::tile_q(c) * 4;
+  const int units = sm90::kUnits * sm90::kUnitBytes + int{sizeof(CtaStart)} +
+                    c.num_q_stages * sm90::tile_q(c) * 4;
   const int raw = is_fp8(c.dtype_kv) ? 2 * c.num_landing_stages : c.num_stages;
-  const int barriers = (4 * c.num_stages + 2 * raw + 2 * c.num_q_stages + 2 * sm90::kUnits) * 8;
+  const int barriers = (4 * c.num_stages + 2 * raw + 2 * c.num_q_stages + 3 * sm90::kUnits) * 8;
   return (sm90::landing_bytes(c) + q + kv + states + units + barriers + 1023) / 1024 * 1024;
 }
 

@@ -19,10 +19,11 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
   constexpr int kTileQ = Smem<kConfig>::kTileQ, kSplit = key_split(kConfig);
   static_assert(kTileQ >= 64 * kSplit);
   const int warpgroup = threadIdx.x / 128;
-  // Element i of all threads lie side by side, 16 elements in the giver's rows of each panel.
+  // Elements i ... i + 3 of all threads lie side by side, 16 elements in the giver's rows of a
+  // panel.
   const auto exchange = [&](int giver, int i) {
     unsigned char* panel = q + (i / 16 * kTileQ + 64 * giver) * kPanelRowBytes;
-    return reinterpret_cast<float*>(panel) + i % 16 * 128 + threadIdx.x % 128;
+    return reinterpret_cast<float4*>(panel) + i % 16 / 4 * 128 + threadIdx.x % 128;
   };
   float scale[kSplit][2];  // of each warpgroup's output
 #pragma unroll
@@ -32,8 +33,9 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
     ptx::named_barrier(kJoinReady, kThreads);  // what was there has been read
     if (warpgroup > 0 && warpgroup < kSplit) {
 #pragma unroll
-      for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
-        *exchange(warpgroup, i) = consumer.o[part * kPart + i];
+      for (int i = 0; i < min(kPart, kCount - part * kPart); i += 4) {
+        const float* o = &consumer.o[part * kPart + i];
+        *exchange(warpgroup, i) = float4{o[0], o[1], o[2], o[3]};
       }
     }
     ptx::named_barrier(kJoinWritten, kThreads);
@@ -51,12 +53,17 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
       }
     }
 #pragma unroll
-    for (int i = 0; i < min(kPart, kCount - part * kPart); ++i) {
-      float& o = consumer.o[part * kPart + i];
-      o *= scale[0][i / 2 % 2];
+    for (int i = 0; i < min(kPart, kCount - part * kPart); i += 4) {
+      float* o = &consumer.o[part * kPart + i];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[e] *= scale[0][e / 2];
 #pragma unroll
       for (int giver = 1; giver < kSplit; ++giver) {
-        o += scale[giver][i / 2 % 2] * *exchange(giver, i);
+        const float4 given = *exchange(giver, i);
+        o[0] += scale[giver][0] * given.x;
+        o[1] += scale[giver][0] * given.y;
+        o[2] += scale[giver][1] * given.z;
+        o[3] += scale[giver][1] * given.w;
       }
     }
   }
@@ -78,22 +85,22 @@ PLAIT_DEVICE void transpose_quad(unsigned (&w)[4]) {
   }
 }
 
-// Writes this thread's row r as final: normalised, transformed, 16 bytes a store where aligned.
+// Writes this thread's row r as final: 16 bytes a store, or, in kernels of few rows, 4, which NVRTC
+// has done with sooner. o: normalised and scaled; zeros of an `empty` row, whatever the variant
+// does to outputs.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::Params& variant,
                                   const ThreadRows& rows, int r, const SoftmaxState& state,
+                                  bool empty,
                                   const float (&o)[padded_dim(kConfig.head_dim_vo) / 2]) {
   using Traits = VariantTraits<Variant>;
   using Out = Storage<kConfig.dtype_out>;
   constexpr int kBlocks = kConfig.head_dim_vo / 8, kQuads = (kBlocks + 3) / 4;
-  const bool empty = Traits::kUseSoftmax && state.sum == 0.0f;
-  const float scale = output_scale<Variant, kConfig.dtype_kv>(params) *
-                      (Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f);
+  constexpr bool kFewRows = tile_q(kConfig) <= 64;
   const int t = threadIdx.x % 4;
   const bool exists = rows.valid[r] && has_row(params, rows.token[r]);
   Out* row = static_cast<Out*>(params.out) +
-             out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + 8 * t;
-  const bool aligned = reinterpret_cast<unsigned long long>(row) % 16 == 0;
+             out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + (kFewRows ? 2 : 8) * t;
 #pragma unroll
   for (int quad = 0; quad < kQuads; ++quad) {
     unsigned w[4] = {};  // columns 2 t and 2 t + 1 of four blocks
@@ -101,66 +108,67 @@ PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::
     for (int i = 0; i < 4; ++i) {
       const int block = 4 * quad + i;
       if (block >= kBlocks) break;
-      float x[2];
+      float x[2] = {o[4 * block + 2 * r], o[4 * block + 2 * r + 1]};
+      if constexpr (Traits::kHasOutputTransform) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        x[e] = empty ? 0.0f : o[4 * block + 2 * r + e] * scale;
-        if constexpr (Traits::kHasOutputTransform) {
+        for (int e = 0; e < 2; ++e) {
           const OutputContext context{rows.request[r], rows.position[r], rows.qo_head[r],
                                       8 * block + 2 * t + e};
           if (!empty) x[e] = Variant::output_transform(variant, context, x[e]);
         }
       }
       w[i] = ptx::pack2<kConfig.dtype_out>(x[0], x[1]);
+      if (kFewRows && exists) *reinterpret_cast<unsigned*>(row + 8 * block) = w[i];
     }
+    if constexpr (kFewRows) continue;
     transpose_quad(w);  // now columns of block 4 quad + t
-    if (!exists || 4 * quad + t >= kBlocks) continue;
-    if (aligned) {
+    if (exists && 4 * quad + t < kBlocks) {
       *reinterpret_cast<uint4*>(row + 32 * quad) = uint4{w[0], w[1], w[2], w[3]};
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        row[32 * quad + 2 * i] = Out{static_cast<unsigned short>(w[i])};
-        row[32 * quad + 2 * i + 1] = Out{static_cast<unsigned short>(w[i] >> 16)};
-      }
     }
   }
-  if (!exists) return;
-  if (t == 0) store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
+  if (exists && t == 0) store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
 }
 
-// Writes this thread's row r as partial state `partial_row`: normalised float32.
+// Writes this thread's row r as partial state `partial_row`. o: normalised.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void store_partial_row(const Params& params, int partial_row, int r,
                                     const SoftmaxState& state,
                                     const float (&o)[padded_dim(kConfig.head_dim_vo) / 2]) {
-  using Traits = VariantTraits<Variant>;
-  const bool empty = Traits::kUseSoftmax && state.sum == 0.0f;
-  const float scale = Traits::kUseSoftmax ? (empty ? 0.0f : reciprocal(state.sum)) : 1.0f;
-  float* row = params.partial_out + static_cast<i64>(partial_row) * kConfig.head_dim_vo;
   const int t = threadIdx.x % 4;
+  float* row = params.partial_out + static_cast<i64>(partial_row) * kConfig.head_dim_vo + 2 * t;
 #pragma unroll
   for (int block = 0; block < kConfig.head_dim_vo / 8; ++block) {
-    const float x = o[4 * block + 2 * r], y = o[4 * block + 2 * r + 1];
-    *reinterpret_cast<float2*>(row + 8 * block + 2 * t) =
-        empty ? float2{0.0f, 0.0f} : float2{x * scale, y * scale};
+    *reinterpret_cast<float2*>(row + 8 * block) =
+        float2{o[4 * block + 2 * r], o[4 * block + 2 * r + 1]};
   }
-  if (Traits::kUseSoftmax && t == 0) params.partial_lse[partial_row] = lse_of(state);
+  if (VariantTraits<Variant>::kUseSoftmax && t == 0) {
+    params.partial_lse[partial_row] = lse_of(state);
+  }
 }
 
-// All consumer warpgroups call it, each for its own rows; `writes` is false for one whose rows were
-// joined into another's.
+// All consumer warpgroups call it, each for its rows row_begin ... of the unit; `writes` is false
+// for one whose rows were joined into another's.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit,
-                             const ThreadRows& rows, bool writes, const SoftmaxState (&state)[2],
-                             const float (&o)[padded_dim(kConfig.head_dim_vo) / 2],
-                             int* merge_scratch) {
+PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit, int row_begin,
+                             bool writes, const SoftmaxState (&state)[2],
+                             float (&o)[padded_dim(kConfig.head_dim_vo) / 2], int* merge_scratch) {
+  constexpr bool kUseSoftmax = VariantTraits<Variant>::kUseSoftmax;
   const bool partial = unit.partial_row >= 0;
   if (writes) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      // Looked up again, and of one row at a time: registers are scarce.
+      const ThreadRows rows = thread_rows(call.params, *call.params.plan, unit, nullptr, row_begin);
+      const bool empty = kUseSoftmax && state[r].sum == 0.0f;
+      const float scale = (partial ? 1.0f : output_scale<Variant, kConfig.dtype_kv>(call.params)) *
+                          (kUseSoftmax ? reciprocal(state[r].sum) : 1.0f);
+#pragma unroll
+      for (int i = 0; i < kConfig.head_dim_vo / 2; i += 4) {
+        o[i + 2 * r] = empty ? 0.0f : o[i + 2 * r] * scale;  // which may be NaN
+        o[i + 2 * r + 1] = empty ? 0.0f : o[i + 2 * r + 1] * scale;
+      }
       if (!partial) {
-        store_final_row<kConfig, Variant>(call.params, call.variant, rows, r, state[r], o);
+        store_final_row<kConfig, Variant>(call.params, call.variant, rows, r, state[r], empty, o);
       } else if (rows.valid[r]) {
         store_partial_row<kConfig, Variant>(call.params, unit.partial_row + rows.row[r], r,
                                             state[r], o);
@@ -168,6 +176,10 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit,
     }
   }
   if (partial) {
+    if constexpr (tile_q(kConfig) > 64 || kConfig.consumer_registers <= 160) {  // few are left
+#pragma unroll  // else the compiler keeps it through the merge: only the host knows that the next
+      for (float& x : o) x = 0.0f;  // P V does not add to it
+    }
     constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
     const auto sync = [] { ptx::named_barrier(kMergeBarrier, kThreads); };
     arrive_and_merge<kConfig, Variant>(call.params, call.variant, *call.params.plan,

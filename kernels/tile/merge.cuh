@@ -12,122 +12,57 @@ namespace plait {
 
 // Does `source` hold head `g` of the group of `kv_head`; does it hold any head of the group?
 // (Without branches, so that the fields are loaded together.)
+PLAIT_HD bool is_in(int x, int begin, int count) {
+  return static_cast<unsigned>(x - begin) < static_cast<unsigned>(count);
+}
 PLAIT_HD bool covers(const MergeSource& source, int kv_head) {
-  return (kv_head >= source.kv_head_begin) & (kv_head < source.kv_head_begin + source.num_heads);
+  return is_in(kv_head, source.kv_head_begin, source.num_heads);
 }
 PLAIT_HD bool covers(const MergeSource& source, int kv_head, int g) {
-  return covers(source, kv_head) & (g >= source.first_group_head) &
-         (g < source.first_group_head + source.num_group_heads);
+  return covers(source, kv_head) & is_in(g, source.first_group_head, source.num_group_heads);
 }
 PLAIT_HD int partial_row_of(const MergeSource& source, int kv_head, int g) {
   return source.partial_row + (kv_head - source.kv_head_begin) * source.rows_per_head +
          (g - source.first_group_head);
 }
 
-// Of 32 sources of a token from the i-th of its list, lane by lane: the partial row of (kv_head,
-// g), -1 where the source has none.
-PLAIT_DEVICE int row_of_lane(const PlanView& plan, int i, int end, int kv_head, int g, int lane) {
-  if (i + lane >= end) return -1;
-  const MergeSource source = plan.merge_sources[i + lane];
-  const int row = partial_row_of(source, kv_head, g);
-  return covers(source, kv_head, g) ? row : -1;
-}
-
-// Where the parts of a row are, by the plan.
-struct PartList {
-  int begin, end;  // of the token's sources
-  int row;         // of the first 32: row_of_lane
+// The parts of a (token, kv head): how many, and the sources among which they are. A token's list
+// has those of every kv head, of which a plan without levels has one after the other.
+struct Parts {
+  int count = 0;
+  unsigned first = ~0u;
+  int last = -1;
 };
 
-// The LSE of a partial row; -inf where there is no row.
-template <class V>
-PLAIT_DEVICE float lse_of_part(const Params& params, int row) {
-  if (!VariantTraits<V>::kUseSoftmax || row < 0) return kNegInf;
-  return ptx::load_relaxed(params.partial_lse + row);
-}
-
-// One warp joins the parts of (token, query head g of the group of kv_head). A head that no source
-// covers was final already and is left alone. The latency of its loads is what a merge costs: the
-// first parts are under way before anything is done with an LSE.
-template <KernelConfig kConfig, class V>
-PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& variant,
-                            const PlanView& plan, int token, int kv_head, int g,
-                            const PartList& list, int lane) {
-  constexpr bool kUseSoftmax = VariantTraits<V>::kUseSoftmax;
-  constexpr int kDim = kConfig.head_dim_vo;
-  constexpr int kSteps = (kDim + 127) / 128;   // of 32 lanes x 4 elements
-  constexpr int kBatch = kSteps == 1 ? 4 : 2;  // parts in flight; with 4, d 256 compiles 5 % longer
-  int first = list.begin, row = list.row;
-  float logit = lse_of_part<V>(params, row);  // of this lane's source; in base 2 once it is used
-  unsigned pending = __ballot_sync(0xffffffffu, row >= 0);
-  float max_logit = kNegInf;  // base 2; of sources behind the first 32, until it is used
-  bool any = row >= 0, max_is_known = false;
+// Of `token`, by `num_lanes` lanes of a warp (a power of two), of which this is `lane`. Other lanes
+// of the warp may look for another token's, or, with token < 0, for nobody's.
+PLAIT_DEVICE Parts find_parts(const PlanView& plan, int token, int kv_head, int lane,
+                              int num_lanes) {
+  constexpr int kBatch = 4;  // loads in flight
+  Parts parts;
+  if (token >= 0) {
+    const int end = plan.token_merge_indptr[token + 1];
 #pragma unroll 1
-  for (int i = first + 32; i < list.end; i += 32) {
-    const int later = row_of_lane(plan, i, list.end, kv_head, g, lane);
-    max_logit = max(max_logit, lse_of_part<V>(params, later) * kLog2e);
-    any |= later >= 0;
+    for (int i = plan.token_merge_indptr[token] + lane; i < end; i += kBatch * num_lanes) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int at = i + b * num_lanes;
+        const bool is_part = (at < end) & covers(plan.merge_sources[min(at, end - 1)], kv_head);
+        parts.count += is_part;
+        const int found = is_part ? at : -1;
+        parts.first = static_cast<unsigned>(found) < parts.first ? found : parts.first;
+        parts.last = max(parts.last, found);
+      }
+    }
   }
-  if (!__any_sync(0xffffffffu, any)) return;
-
-  float sum = 0.0f;
-  float out[kSteps][4] = {};
 #pragma unroll 1
-  while (true) {
-    float parts[kBatch][kSteps][4];
-    int from[kBatch];  // lanes
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      from[b] = pending != 0 ? __ffs(pending) - 1 : -1;
-      pending &= pending - 1;
-      // Where there is no part or element another is loaded, and not used: registers that are set
-      // under a condition count as used in the whole kernel.
-      const int source_row = max(__shfl_sync(0xffffffffu, row, from[b] & 31), 0);
-      for (int s = 0; s < kSteps; ++s) {
-        const int dim = min(128 * s + 4 * lane, kDim - 4);
-        ptx::load_relaxed(params.partial_out + static_cast<i64>(source_row) * kDim + dim,
-                          parts[b][s]);
-      }
-    }
-    if (!max_is_known) {
-      max_is_known = true;
-      logit *= kLog2e;
-      max_logit = max(max_logit, logit);
-      for (int step = 16; step > 0; step /= 2) {
-        max_logit = max(max_logit, __shfl_xor_sync(0xffffffffu, max_logit, step));
-      }
-    }
-    // Without softmax states add. An empty state is skipped: it is the identity.
-    const float weight = !kUseSoftmax       ? (row >= 0 ? 1.0f : 0.0f)
-                         : logit == kNegInf ? 0.0f
-                                            : exp2(logit - max_logit);
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {  // in list order
-      const float part_weight = __shfl_sync(0xffffffffu, weight, from[b] & 31);
-      if (from[b] < 0 || part_weight == 0.0f) continue;
-      sum += part_weight;
-      for (int s = 0; s < kSteps; ++s) {
-        for (int e = 0; e < 4; ++e) out[s][e] += part_weight * parts[b][s][e];
-      }
-    }
-    if (pending != 0) continue;
-    first += 32;
-    if (first >= list.end) break;
-    row = row_of_lane(plan, first, list.end, kv_head, g, lane);
-    logit = lse_of_part<V>(params, row) * kLog2e;
-    pending = __ballot_sync(0xffffffffu, row >= 0);
+  for (int step = num_lanes >> 1; step > 0; step >>= 1) {
+    const unsigned first = __shfl_xor_sync(~0u, parts.first, step);
+    parts.first = first < parts.first ? first : parts.first;
+    parts.last = max(parts.last, __shfl_xor_sync(~0u, parts.last, step));
+    parts.count += __shfl_xor_sync(~0u, parts.count, step);
   }
-
-  const int qo_head = kv_head * params.group_size + g;
-  const bool empty = kUseSoftmax && sum == 0.0f;
-  const float scale = kUseSoftmax ? (empty ? 0.0f : 1.0f / sum) : 1.0f;
-  for (int s = 0; s < kSteps; ++s) {
-    const int dim = 128 * s + 4 * lane;
-    if (dim >= kDim) break;
-    for (int e = 0; e < 4; ++e) out[s][e] *= scale;
-    store_out4<kConfig, V>(params, variant, plan, token, qo_head, dim, empty, out[s]);
-  }
-  if (lane == 0) store_lse<V>(params, token, qo_head, lse_of({max_logit, sum}));
+  return parts;
 }
 
 // Tells that the partial rows of (item, kv_head) are written, and merges what is complete thereby.
@@ -137,65 +72,163 @@ PLAIT_DEVICE void merge_row(const Params& params, const typename V::Params& vari
 // them. Stores by the async proxy (TMA) must have completed, and be fenced, before the call.
 // `last`: shared memory of theirs, an int for each token of a tile; may be used again when every
 // thread has passed a later sync().
+//
+// A warp merges a run of rows, one after the other. The latency of its loads is what that costs:
+// what the plan says of the next parts is requested together with the parts before them, and parts
+// together with their LSEs.
 template <KernelConfig kConfig, class V, class Sync>
 PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Params& variant,
                                    const PlanView& plan, int block_token, int first_row,
                                    int num_rows, int kv_head, int thread, int num_threads,
                                    int* last, Sync sync) {
-  const int group_size = params.group_size, lane = thread % 32, num_warps = num_threads / 32;
+  constexpr bool kUseSoftmax = VariantTraits<V>::kUseSoftmax;
+  constexpr int kDim = kConfig.head_dim_vo;
+  // A side of the warp, all of it or half, loads every kSides-th part of a round. Accumulators of
+  // the unit stay in their registers meanwhile: more in flight would spill.
+  constexpr bool kManyRows = kConfig.shapes[0].tile_q > 64;
+  constexpr bool kWide = kConfig.head_dim_qk > 128 || kDim > 128;
+  constexpr int kSides = kManyRows ? 1 : 2, kSideLanes = 32 / kSides;
+  constexpr int kChunks = (kDim + 4 * kSideLanes - 1) / (4 * kSideLanes);  // of 4 elements a lane
+  constexpr int kInFlight = kManyRows || kWide ? 4 : kChunks == 1 ? 5 : 10;
+  constexpr int kSteps = (kInFlight + kChunks - 1) / kChunks, kParts = kSides * kSteps;
+  if constexpr (kConfig.shapes[0].mma != Mma::kWgmma) {
+    thread = ptx::known_from_here(thread);
+  }
+  constexpr float kLowest = -3e38f;  // below any logit, and finite
+  const int group_size = params.group_size, lane = thread % 32, side = lane / kSideLanes;
+  const int num_warps = num_threads / 32;
   const int first_token = first_row / group_size;
   const int num_tokens = (first_row + num_rows - 1) / group_size - first_token + 1;
-  const int end_row = num_tokens * group_size;
-  const auto look_up = [&](int row) {
-    if (row >= end_row) return PartList{};
-    const int t = row / group_size;
-    const int token = token_of(plan, block_token, first_token + t);
-    const int begin = plan.token_merge_indptr[token], end = plan.token_merge_indptr[token + 1];
-    return PartList{begin, end, row_of_lane(plan, begin, end, kv_head, row - t * group_size, lane)};
-  };
-  // What the plan says is read while the stores of partial rows are under way.
-  PartList list = look_up(thread / 32);
 
-  // A few lanes a token, a power of two, count the arrivals that its counter has to reach.
-  int lane_bits = 5;
-#pragma unroll 1
-  while (lane_bits > 0 && num_tokens << lane_bits > num_threads) --lane_bits;
-  const int num_lanes = 1 << lane_bits, lane_of_token = thread & (num_lanes - 1);
-#pragma unroll 1
-  for (int first = 0; first < num_tokens; first += num_threads >> lane_bits) {
-    const int t = first + (thread >> lane_bits);
-    const bool valid = t < num_tokens;
-    const int token = valid ? token_of(plan, block_token, first_token + t) : 0;
-    unsigned expected = 0;
-    if (valid) {
-      const int end = plan.token_merge_indptr[token + 1];
-#pragma unroll 1
-      for (int i = plan.token_merge_indptr[token] + lane_of_token; i < end; i += num_lanes) {
-        expected += covers(plan.merge_sources[i], kv_head);
-      }
-    }
-#pragma unroll 1
-    for (int step = num_lanes / 2; step > 0; step /= 2) {
-      expected += __shfl_xor_sync(0xffffffffu, expected, step);
-    }
-    if (first == 0) sync();  // all partial rows are written before one thread releases them
-    if (valid && lane_of_token == 0) {
-      unsigned* counter = params.arrived + static_cast<i64>(token) * params.num_kv_heads + kv_head;
-      const bool is_last = ptx::arrive_acq_rel(counter) + 1 == expected;
-      if (is_last) *counter = 0;  // for the next run; nobody else arrives here in this one
-      last[t] = is_last ? token : -1;
-    }
+  // This warp's rows, and their tokens (at most 32: a warp's share of a tile), a few lanes each.
+  const int rows_of_warp = (num_tokens * group_size + num_warps - 1) / num_warps;
+  const int row = thread / 32 * rows_of_warp;
+  const int end_row = min(row + rows_of_warp, num_tokens * group_size);
+  const int warp_token = row / group_size;
+  const int lane_bits = __clz(max((end_row - 1) / group_size - warp_token, 0)) - 27;
+  const int t = warp_token + (lane >> lane_bits);
+  const int token = t * group_size < end_row ? token_of(plan, block_token, first_token + t) : -1;
+  // What the plan says is read while the stores of partial rows are under way.
+  const int lane_of_token = lane & ((1 << lane_bits) - 1);
+  const Parts parts = find_parts(plan, token, kv_head, lane_of_token, 1 << lane_bits);
+
+  // The row in hand: token of the warp's, head of the group; and how many there are from it on.
+  int row_t = 0, g = row - warp_token * group_size, rows_left = end_row - row;
+  // Its next sources, and the partial rows of a round, lane by lane.
+  int source = static_cast<int>(__shfl_sync(~0u, parts.first, 0));
+  int last_source = __shfl_sync(~0u, parts.last, 0);
+  const auto source_of_lane = [&] {
+    return plan.merge_sources[max(min(source + lane, last_source), 0)];
+  };
+  const auto row_of_lane = [&](const MergeSource& of_lane) {  // -1: none
+    const bool is_part = (lane < kParts) & (source + lane <= last_source);
+    const int row = partial_row_of(of_lane, kv_head, g);
+    return is_part & covers(of_lane, kv_head, g) ? row : -1;
+  };
+  const MergeSource first_source = source_of_lane();
+
+  sync();  // all partial rows are written before one thread releases them
+  // One lane for each token whose first row is this warp's.
+  if (token >= 0 && lane_of_token == 0 && t * group_size >= row) {
+    unsigned* counter = params.arrived + static_cast<i64>(token) * params.num_kv_heads + kv_head;
+    const bool is_last = ptx::arrive_acq_rel(counter) + 1 == static_cast<unsigned>(parts.count);
+    if (is_last) *counter = 0;  // for the next run; nobody else arrives here in this one
+    last[t] = is_last;
   }
   sync();  // hands the acquired parts on to every thread
 
+  int partial_row = row_of_lane(first_source);
+  bool is_first = true;                // of a row's rounds
+  float max_logit = 0.0f, sum = 0.0f;  // base 2
+  float out[kChunks][4] = {};
+  // This lane's in each row. The last chunk may end before the side does: then some load others'.
+  const int column = 4 * (lane % kSideLanes);
+  const float* first_columns = params.partial_out + column;
+  const float* last_columns =
+      params.partial_out + min(4 * kSideLanes * (kChunks - 1) + column, kDim - 4);
 #pragma unroll 1
-  for (int row = thread / 32; row < end_row; row += num_warps) {
-    const int t = row / group_size;
-    if (last[t] >= 0) {
-      merge_row<kConfig, V>(params, variant, plan, last[t], kv_head, row - t * group_size, list,
-                            lane);
+  while (rows_left > 0) {
+    const bool complete = last[warp_token + row_t];
+    partial_row = complete ? partial_row : -1;
+    // Without softmax states add. An empty state has weight 0, and zeros.
+    float weight = partial_row >= 0 ? 1.0f : 0.0f, logit = kNegInf;
+    if constexpr (kUseSoftmax) {
+      logit = ptx::load_relaxed_if(partial_row, params.partial_lse, kNegInf);
     }
-    list = look_up(row + num_warps);
+    float part[kSteps][kChunks][4];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int from = __shfl_sync(~0u, partial_row, kSides * i + side);
+      const i64 offset = i64{from} * kDim;
+      for (int c = 0; c < kChunks; ++c) {
+        const float* columns =
+            4 * kSideLanes * (c + 1) <= kDim ? first_columns + 4 * kSideLanes * c : last_columns;
+        ptx::load_relaxed_if(from, columns + offset, part[i][c]);
+      }
+    }
+
+    // What comes next, of this row or of the next one.
+    const int qo_head = kv_head * group_size + g, lane_of_row = row_t << lane_bits;
+    source += kParts;
+    const bool done = source > last_source;
+    rows_left -= done;
+    g += done;
+    const bool next_token = g == group_size;
+    g = next_token ? 0 : g;
+    row_t += next_token;
+    const int lane_of_next = row_t << lane_bits & 31;
+    const int first_of_next = static_cast<int>(__shfl_sync(~0u, parts.first, lane_of_next));
+    source = done ? first_of_next : source;
+    last_source = __shfl_sync(~0u, parts.last, lane_of_next);
+    partial_row = row_of_lane(source_of_lane());
+
+    float keep = 1.0f;
+    if constexpr (kUseSoftmax) {
+      logit *= kLog2e;
+      const float before = is_first ? kLowest : max_logit;
+      max_logit = max(before, logit);
+#pragma unroll 1
+      for (int step = 16; step > 0; step /= 2) {
+        max_logit = max(max_logit, __shfl_xor_sync(~0u, max_logit, step));
+      }
+      keep = exp2(before - max_logit);
+      weight = exp2(logit - max_logit);
+    }
+    sum = is_first ? 0.0f : sum * keep;
+    for (int c = 0; c < kChunks; ++c) {
+      for (int e = 0; e < 4; ++e) out[c][e] = is_first ? 0.0f : out[c][e] * keep;
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const float part_weight = __shfl_sync(~0u, weight, kSides * i + side);
+      sum += part_weight;
+      for (int c = 0; c < kChunks; ++c) {
+        for (int e = 0; e < 4; ++e) out[c][e] += part_weight * part[i][c][e];
+      }
+    }
+
+    is_first = done;
+    if (!(done & complete)) continue;
+    if constexpr (kSides == 2) {  // both get the sum, and store every second chunk
+      sum += __shfl_xor_sync(~0u, sum, 16);
+      for (int c = 0; c < kChunks; ++c) {
+        for (int e = 0; e < 4; ++e) out[c][e] += __shfl_xor_sync(~0u, out[c][e], 16);
+      }
+    }
+    const int row_token = __shfl_sync(~0u, token, lane_of_row);
+    const bool empty = kUseSoftmax && sum == 0.0f;
+    const float inverse = kUseSoftmax ? reciprocal(sum) : 1.0f, scale = empty ? 0.0f : inverse;
+    for (int c = 0; c < kChunks; c += kSides) {
+      const int dim = 4 * kSideLanes * c + 4 * lane;
+      if (dim >= kDim) break;
+      float x[4];
+      for (int e = 0; e < 4; ++e) {
+        x[e] = (side == 0 ? out[c][e] : out[min(c + 1, kChunks - 1)][e]) * scale;
+      }
+      store_out4<kConfig, V>(params, variant, plan, row_token, qo_head, dim, empty, x);
+    }
+    // (-inf where the sum is 0)
+    if (lane == 0) store_lse<V>(params, row_token, qo_head, (max_logit + log2(sum)) * kLn2);
   }
 }
 

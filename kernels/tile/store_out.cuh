@@ -1,4 +1,4 @@
-// How a final row leaves a kernel: output_transform, conversion, stores that need no alignment.
+// How a final row leaves a kernel: output_transform, conversion, stores.
 // Shared by the epilogues, the merge and the padding rows of every kernel.
 #pragma once
 #include "host_device/config.h"
@@ -13,15 +13,19 @@ PLAIT_DEVICE i64 out_offset(const RowStrides& stride, int token, int head) {
   return token * stride.token + head * stride.head;
 }
 
+// Rows of the plain kernel's outputs may begin anywhere, those of the others at 16 bytes.
+template <KernelConfig kConfig>
+inline constexpr bool kAlignedRows = kConfig.shapes[0].mma != Mma::kScalar;
+
 // Four consecutive elements at `address`: one store where it is aligned for that.
-template <class T>
+template <bool kAligned, class T>
 PLAIT_DEVICE void store4(T* address, const float (&x)[4]) {
   struct alignas(4 * sizeof(T)) Four {
     T x[4];
   };
   const Four four{
       {from_float<T>(x[0]), from_float<T>(x[1]), from_float<T>(x[2]), from_float<T>(x[3])}};
-  if (reinterpret_cast<unsigned long long>(address) % sizeof(Four) == 0) {
+  if (kAligned || reinterpret_cast<unsigned long long>(address) % sizeof(Four) == 0) {
     *reinterpret_cast<Four*>(address) = four;
   } else {
     for (int i = 0; i < 4; ++i) address[i] = four.x[i];
@@ -46,7 +50,8 @@ PLAIT_DEVICE void store_out4(const Params& params, const typename V::Params& var
     }
   }
   using Out = Storage<kConfig.dtype_out>;
-  store4(static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head) + dim, y);
+  store4<kAlignedRows<kConfig>>(
+      static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head) + dim, y);
 }
 
 // Natural logarithm. Without softmax there is no LSE, and none is written.
@@ -74,7 +79,9 @@ PLAIT_DEVICE void store_padding_rows(const Params& params, const PlanView& plan,
       Out* to = static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head);
       const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-      for (int dim = 4 * lane; dim < kConfig.head_dim_vo; dim += 128) store4(to + dim, zeros);
+      for (int dim = 4 * lane; dim < kConfig.head_dim_vo; dim += 128) {
+        store4<kAlignedRows<kConfig>>(to + dim, zeros);
+      }
       if (lane == 0) store_lse<V>(params, token, qo_head, kNegInf);
     }
   }

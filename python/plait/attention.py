@@ -320,8 +320,9 @@ class Attention:
 
         q [rows, num_qo_heads, head_dim_qk]; rows past the planned tokens are padding and come out
         as (0, -inf). kv: (k, v), ragged [kv rows, num_kv_heads, dim] or paged by the layout, or one
-        5-D tensor. Any strides with the last one 1. out and lse (float32) are made like q where not
-        given; return_lse=False without lse= writes none. k_scale, v_scale: numbers; of fp8 K and V,
+        5-D tensor. Any strides with the last one 1 (on tensor cores, rows of q, k, v and out at
+        multiples of 16 bytes). out and lse (float32) are made like q where not given;
+        return_lse=False without lse= writes none. k_scale, v_scale: numbers; of fp8 K and V,
         value = stored number * scale. variant_args: parameters of the variant.
         Returns (out [rows, num_qo_heads, head_dim_vo], lse [rows, num_qo_heads], natural log; None
         without softmax). Raises ValueError before anything is written, also where out or lse

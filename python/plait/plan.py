@@ -71,7 +71,7 @@ _MOST_US, _MOST_US_PER_KEY = 1e6, 1e3
 class Plan:
     """What every executor runs: include/plait/plan.h and plan_data.h say what each field means.
 
-    Arrays (read-only NumPy): row_blocks, items (in CTA order) and merge_sources are structured;
+    Arrays (read-only NumPy): row_blocks, items (in CTA order, then those that CTAs draw) and merge_sources are structured;
     cta_item_indptr, token_request, token_position, row_map, token_merge_indptr are int32.
     Numbers: chosen, num_ctas, num_tokens, num_requests, num_levels, num_partial_rows, total_keys,
     causal, window_left, sink_tokens. candidates: dicts of the cuts that were scored; balance:
@@ -194,6 +194,10 @@ def make_plan(
     max_partial_rows=None,
     min_split_keys=None,
     cache_keys=None,
+    num_sms=None,
+    queue_percent=None,
+    min_queued_keys=None,
+    min_keys_for_queue=None,
     variant=None,
     scheduler="auto",
     kv=None,
@@ -207,7 +211,10 @@ def make_plan(
     tile_kv, one shape for each tile_q (descending; packed rows), with the modelled cost of a tile
     fixed_us + us_per_key * keys (defaults: those shipped for sm90), room for max_partial_rows
     (default: 2 * num_ctas * tile_q), a last cache that holds cache_keys keys of one kv head
-    (0: all there are). Raises ValueError as Attention.plan does.
+    (0: all there are). CTA c shares a multiprocessor with c + num_sms (0: with none). Where CTAs have
+    min_keys_for_queue (keys times heads) each, they draw the last queue_percent of the keys of few
+    rows, in pieces of at least min_queued_keys, as they are through (defaults: those shipped for
+    sm90). Raises ValueError as Attention.plan does.
     """
     qo_indptr = np.asarray(qo_indptr)
     if qo_indptr.ndim != 1 or not len(qo_indptr) or qo_indptr.dtype.kind not in "iu":
@@ -248,7 +255,13 @@ def make_plan(
     if merge_us is not None:
         target["merge_us"] = number(where, "merge_us", merge_us, 0, _MOST_US)
     for name, value in dict(
-        max_partial_rows=max_partial_rows, min_split_keys=min_split_keys, cache_keys=cache_keys
+        max_partial_rows=max_partial_rows,
+        min_split_keys=min_split_keys,
+        cache_keys=cache_keys,
+        num_sms=num_sms,
+        queue_percent=queue_percent,
+        min_queued_keys=min_queued_keys,
+        min_keys_for_queue=min_keys_for_queue,
     ).items():
         if value is not None:
             target[name] = integer(where, name, value, 0)

@@ -1,5 +1,5 @@
 // The figures of the planner for `plait bench plan` and `plait bench balance`.
-#include "plait/bench.h"
+#include "plait/plan.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include "cuda/cost_model.h"
 #include "formats/view.h"
 #include "host_device/base.h"
-#include "plait/plan.h"
+#include "plait/bench.h"
 
 namespace plait {
 namespace {
@@ -35,6 +35,10 @@ PlanTarget decode_target(int num_ctas) {
   target.merge_us = cost.merge_us;
   target.max_partial_rows = 2 * num_ctas * kTileQ;
   target.min_split_keys = cost.min_split_keys;
+  target.num_sms = small ? 132 : 0;
+  target.queue_percent = cuda::kQueuePercent;
+  target.min_queued_keys = cuda::kMinQueuedKeys;
+  target.min_keys_for_queue = cuda::kMinKeysForQueue;
   return target;
 }
 

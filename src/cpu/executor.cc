@@ -87,7 +87,7 @@ class CpuExecutor : public Executor {
     char* base = static_cast<char*>(workspace.data());
     params.partial_out = reinterpret_cast<float*>(base);
     params.partial_lse = reinterpret_cast<float*>(base + layout_.partial_lse);
-    params.arrived = nullptr;
+    params.arrived = params.tickets = nullptr;
     std::vector<unsigned long long> slots(variant_slots.begin(), variant_slots.end());
     for (const VariantTable& table : variant_tables_) {
       slots[table.slot] = reinterpret_cast<std::uintptr_t>(table.values.data());

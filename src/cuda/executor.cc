@@ -46,11 +46,15 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   target.merge_us = cost.merge_us;
   target.min_split_keys = cost.min_split_keys;
   target.cache_keys = cuda::cache_keys(kernel);
+  if (kernel.ctas_per_sm == 2) target.num_sms = gpu.num_multiprocessors;
+  target.queue_percent = cuda::kQueuePercent;
+  target.min_queued_keys = cuda::kMinQueuedKeys;
+  target.min_keys_for_queue = cuda::kMinKeysForQueue;
   target.max_partial_rows = max_partial_rows(config, target.num_ctas, kernel.shapes[0].tile_q);
   return target;
 }
 
-// The sm80 and sm90 kernels move K, V and Q in units of 16 bytes.
+// The sm80 and sm90 kernels move rows in units of 16 bytes.
 void check_aligned(const char* kernel, const char* name, const void* address,
                    std::initializer_list<i64> strides, Dtype dtype) {
   const int unit = 16 / bytes_of(dtype);
@@ -80,8 +84,10 @@ class CudaExecutor : public Executor {
     if (config.variant.custom_mask()) pack_mask_ = device_.utility("pack_mask", "PackMaskCall");
     make_variant_tables();
     head_ = DeviceBuffer(device_, head_bytes());
-    arrived_ = DeviceBuffer(device_, sizeof(unsigned) * config.bounds.query_tokens *
-                                         static_cast<std::size_t>(config.num_kv_heads));
+    counters_ = DeviceBuffer(
+        device_,
+        sizeof(unsigned) * (kTicketCounters + config.bounds.query_tokens *
+                                                  static_cast<std::size_t>(config.num_kv_heads)));
     const std::size_t body_bytes = cuda::usual_body_bytes(config, target_);
     bodies_.emplace_back(device_, body_bytes);
     // Plans of a model a few steps ahead of the device, before memory must be pinned in plan().
@@ -128,12 +134,14 @@ class CudaExecutor : public Executor {
       call.body = bodies_.back().data();
       call.head_units = static_cast<int>(head_bytes() / cuda::kUnitBytes);
       call.body_units = static_cast<int>(body_bytes / cuda::kUnitBytes);
-      call.arrived = static_cast<unsigned*>(arrived_.data());
-      call.num_arrived =
-          plan.num_partial_rows > 0 ? static_cast<i64>(plan.num_tokens) * config_.num_kv_heads : 0;
+      call.counters = static_cast<unsigned*>(counters_.data());
+      call.num_counters = kTicketCounters;
+      if (plan.num_partial_rows > 0) {
+        call.num_counters += static_cast<i64>(plan.num_tokens) * config_.num_kv_heads;
+      }
       // Four units a thread: kInFlight of the kernel.
       constexpr std::size_t kBytesOfCta = jit::kUtilityThreads * 4 * cuda::kUnitBytes;
-      const std::size_t work = std::max(bytes, static_cast<std::size_t>(call.num_arrived) * 4);
+      const std::size_t work = std::max(bytes, static_cast<std::size_t>(call.num_counters) * 4);
       upload_->launch(std::clamp<unsigned>((work + kBytesOfCta - 1) / kBytesOfCta, 1, 64), stream,
                       &call);
       if (packed_mask != nullptr) {
@@ -160,7 +168,8 @@ class CudaExecutor : public Executor {
     char* const memory = static_cast<char*>(workspace.data());
     params.partial_out = reinterpret_cast<float*>(memory);
     params.partial_lse = reinterpret_cast<float*>(memory + layout().partial_lse);
-    params.arrived = static_cast<unsigned*>(arrived_.data());
+    params.tickets = static_cast<unsigned*>(counters_.data());
+    params.arrived = params.tickets + kTicketCounters;
 
     // [tensor maps][Params][slots]: Sm90Call or VariantCall of any variant.
     alignas(128) char argument[kMaxArgumentBytes];
@@ -171,7 +180,7 @@ class CudaExecutor : public Executor {
       std::memcpy(argument + bytes, data, size);
       bytes += size;
     };
-    if (kernel_kind_ != Template::kPlain) check_aligned_for_copies(params);
+    if (kernel_kind_ != Template::kPlain) check_aligned_rows(params);
     if (kernel_kind_ == Template::kSm90) {
       const Sm90Maps maps = sm90_maps(params);
       append(&maps, sizeof maps);
@@ -186,6 +195,7 @@ class CudaExecutor : public Executor {
   }
 
  private:
+  static constexpr int kTicketCounters = 4;               // one, and padding to 16 bytes
   static constexpr std::size_t kMaxArgumentBytes = 4096;  // of a kernel, before CUDA 12.1
 
   std::size_t head_bytes() const { return cuda::head_bytes(target_.num_ctas); }
@@ -219,7 +229,7 @@ class CudaExecutor : public Executor {
     return static_cast<unsigned*>(packed_masks_.back().data());
   }
 
-  void check_aligned_for_copies(const Params& p) const {
+  void check_aligned_rows(const Params& p) const {
     const char* kernel = kernel_kind_ == Template::kSm90 ? "sm90a" : "sm80";
     const bool paged = config_.kv.kind != KvFormat::kRagged;
     // The stride of a dimension with one element is never used, and may be anything.
@@ -231,9 +241,13 @@ class CudaExecutor : public Executor {
                      p.num_kv_heads > 1 ? stride.head : 0},
                     kernel_config_.dtype_kv);
     };
-    check_aligned(kernel, "q", p.q,
-                  {p.num_rows > 1 ? p.q_stride.token : 0, p.num_qo_heads > 1 ? p.q_stride.head : 0},
-                  kernel_config_.dtype_q);
+    const auto check_rows = [&](const char* name, const void* address, const RowStrides& stride) {
+      check_aligned(kernel, name, address,
+                    {p.num_rows > 1 ? stride.token : 0, p.num_qo_heads > 1 ? stride.head : 0},
+                    kernel_config_.dtype_q);
+    };
+    check_rows("q", p.q, p.q_stride);
+    check_rows("out", p.out, p.out_stride);
     check_kv("k", p.k, p.k_stride);
     check_kv("v", p.v, p.v_stride);
   }
@@ -275,9 +289,9 @@ class CudaExecutor : public Executor {
   const Template kernel_kind_ = template_of(kernel_config_);
   const PlanTarget target_;
   std::shared_ptr<const cuda::Kernel> kernel_, upload_, pack_mask_;
-  DeviceBuffer head_;                 // its address is what captured graphs know
-  std::vector<DeviceBuffer> bodies_;  // the last one is in use
-  DeviceBuffer arrived_;
+  DeviceBuffer head_;                       // its address is what captured graphs know
+  std::vector<DeviceBuffer> bodies_;        // the last one is in use
+  DeviceBuffer counters_;                   // of tickets, then of arrivals
   std::vector<DeviceBuffer> packed_masks_;  // the last one is in use
   std::vector<DeviceBuffer> table_memory_;
   std::vector<std::pair<std::size_t, const void*>> variant_tables_;  // slot, address

@@ -160,28 +160,26 @@ KernelConfig with_row_transforms(KernelConfig sm90) {
   return sm90;
 }
 
-KernelConfig with_third_warpgroup(KernelConfig sm90) {
+KernelConfig with_third_warpgroup(KernelConfig sm90, bool has_functors) {
   // One H200, 4 x 4096 causal, microseconds: d 128 992.8 (128 rows x 128 keys: 1021.3), d 64 666.9
   // (128 x 128: 720.8, 128 x 176: 702.0). Three softmaxes hide behind each other's products better
   // than two, and K and V are read for more rows.
   const int panels = std::max(sm90::panels_of(sm90.head_dim_qk), sm90::panels_of(sm90.head_dim_vo));
   if (panels > 2) return sm90;
   // With pages all three split the keys of few rows; see check_config of sm90/attention.cuh.
-  const int split = sm90::loads_apart(sm90) ? 3 : 2;
-  for (int stages = 2 * split; stages >= split; stages -= split) {
-    const KernelConfig wide = with_tile(sm90, {192, panels == 1 ? 112 : 80, stages});
-    if (wide.ctas_per_sm > 0 && wide.num_q_stages == sm90.num_q_stages) return wide;
+  // Beside functors a join of three would spill.
+  const int split = sm90::loads_apart(sm90) && !has_functors ? 3 : 2;
+  // Consumers beside a producer that transforms rows have registers for 64 keys.
+  for (const int tile_kv : {panels == 1 ? 112 : 80, 64}) {
+    for (int stages = 2 * split; stages >= split; stages -= split) {
+      const KernelConfig wide = with_tile(sm90, {192, tile_kv, stages});
+      if (wide.ctas_per_sm > 0 && wide.num_q_stages == sm90.num_q_stages) return wide;
+    }
   }
   return sm90;
 }
 
 namespace {
-
-bool has_functors(const Variant& variant) {
-  return variant.custom_mask() ||
-         std::any_of(variant.parts.begin(), variant.parts.end(),
-                     [](const VariantPart& part) { return !jit::functors_of(part).empty(); });
-}
 
 bool has_functor(const Variant& variant, const char* name) {
   return std::any_of(variant.parts.begin(), variant.parts.end(), [&](const VariantPart& part) {
@@ -195,6 +193,13 @@ bool transforms_kv(const Variant& variant) {
 }
 bool transforms_rows(const Variant& variant) {
   return has_functor(variant, "query_transform") || transforms_kv(variant);
+}
+
+// Whether a third consumer warpgroup leaves the producer registers for the variant's row
+// transforms: RoPE's it does.
+bool takes_third_warpgroup(const Variant& variant) {
+  const bool is_rope = variant.parts.size() == 1 && variant.parts[0].name == "rope";
+  return !variant.custom_mask() && (is_rope || !transforms_rows(variant));
 }
 
 // The packed rows of the largest row block of these bounds. A level of a composed format collects
@@ -312,8 +317,9 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
     };
     if (config.kernel == "sm90a" || any) {
       const KernelConfig kernel = of_rows(max_rows(config));
-      const bool wide = !fp8 && !has_functors(config.variant) && wants_third_warpgroup(config);
-      return wide ? with_third_warpgroup(kernel) : kernel;
+      const bool wide =
+          !fp8 && takes_third_warpgroup(config.variant) && wants_third_warpgroup(config);
+      return wide ? with_third_warpgroup(kernel, !config.variant.parts.empty()) : kernel;
     }
     const Sm90Tile tile = parse_sm90_tile(config.kernel.substr(5));
     const KernelConfig kernel = with_tile(of_rows(tile.tile_q), tile);

@@ -27,8 +27,8 @@ KernelConfig with_landing_ring(KernelConfig sm90);
 KernelConfig with_row_transforms(KernelConfig sm90);
 
 // The same with a third consumer warpgroup, where head dims and shared memory allow: 192 rows a
-// tile. For variants without functors, which would spill.
-KernelConfig with_third_warpgroup(KernelConfig sm90);
+// tile. has_functors: of the variant.
+KernelConfig with_third_warpgroup(KernelConfig sm90, bool has_functors);
 
 // The kernel of an Attention on a GPU of architecture `arch`. Throws ArgumentError where
 // config.kernel asks for one that cannot run it.

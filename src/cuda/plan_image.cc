@@ -38,6 +38,8 @@ PlanView put_all(const Plan& plan, const FormatView& view, const unsigned* packe
                  MaskArrays& mask_arrays) {
   PlanView out{};
   out.num_tokens = plan.num_tokens;
+  out.queue_begin = plan.cta_item_indptr[plan.num_ctas];
+  out.queue_end = static_cast<int>(plan.items.size());
   out.row_blocks = body.put(plan.row_blocks);
   out.items = body.put(plan.items);
   out.token_request = body.put(plan.token_request);
@@ -70,7 +72,7 @@ std::size_t body_bytes(const Plan& plan, const FormatView& view) {
   return body.bytes();
 }
 
-CtaStart cta_start(const Plan& plan, int cta) {
+CtaStart cta_start(const Plan& plan, const PlanView& view, int cta) {
   CtaStart start{};
   if (cta >= plan.num_ctas) return start;
   start.item_begin = plan.cta_item_indptr[cta];
@@ -78,6 +80,7 @@ CtaStart cta_start(const Plan& plan, int cta) {
   if (start.item_begin == start.item_end) return start;
   start.item = plan.items[start.item_begin];
   start.block = plan.row_blocks[start.item.row_block];
+  start.table = view.tables[start.block.level];
   return start;
 }
 
@@ -90,7 +93,7 @@ MaskArrays write_image(const Plan& plan, const FormatView& view, const unsigned*
   const PlanView head = put_all(plan, view, packed_mask, body, mask);
   std::memcpy(image, &head, sizeof head);
   for (int cta = 0; cta < grid; ++cta) {
-    const CtaStart start = cta_start(plan, cta);
+    const CtaStart start = cta_start(plan, head, cta);
     std::memcpy(image + cta_starts_at() + cta * sizeof start, &start, sizeof start);
   }
   return mask;
@@ -103,10 +106,10 @@ std::size_t usual_body_bytes(const AttentionConfig& config, const PlanTarget& ta
   const std::size_t rows = static_cast<std::size_t>(b.query_tokens) * target.group_size;
   const std::size_t tile_rows = std::max(target.shapes[target.num_shapes - 1].tile_q, 1);
   // Items are whole tiles of a few heads, and pieces of split ones.
-  const std::size_t items = levels * (rows / tile_rows + b.requests) + 4 * target.num_ctas;
+  const std::size_t items = levels * (rows / tile_rows + b.requests) + 8 * target.num_ctas;
   std::size_t bytes = blocks * sizeof(RowBlock) + items * sizeof(WorkItem);
   bytes += b.query_tokens * sizeof(int) * (4 + levels);
-  bytes += (4 * target.num_ctas + levels * b.query_tokens) * sizeof(MergeSource);
+  bytes += (8 * target.num_ctas + levels * b.query_tokens) * sizeof(MergeSource);
   // Host page tables: what the bounds promise if they say it; else some, because requests times
   // the longest of them is far more than any batch has.
   constexpr long long kUnpromisedPages = 1 << 20;

@@ -10,16 +10,17 @@ namespace plait::cuda {
 
 inline constexpr std::size_t kUnitBytes = 16;  // what kernels/upload.cuh copies
 
-// The head: PlanView, then a CtaStart for each CTA of the grid.
+// The head: PlanView, then a CtaStart for each CTA of the grid, a line each.
 constexpr std::size_t cta_starts_at() {
-  return (sizeof(PlanView) + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+  constexpr std::size_t kLineBytes = sizeof(CtaStart);
+  return (sizeof(PlanView) + kLineBytes - 1) / kLineBytes * kLineBytes;
 }
 constexpr std::size_t head_bytes(int grid) {
   static_assert(sizeof(CtaStart) % kUnitBytes == 0);
   return cta_starts_at() + grid * sizeof(CtaStart);
 }
-// CtaStart of CTA `cta`, which may be beyond those of the plan.
-CtaStart cta_start(const Plan& plan, int cta);
+// CtaStart of CTA `cta`, which may be beyond those of the plan. view: the plan's.
+CtaStart cta_start(const Plan& plan, const PlanView& view, int cta);
 // Bytes of the body; a multiple of kUnitBytes.
 std::size_t body_bytes(const Plan& plan, const FormatView& view);
 // Where kernels/pack_mask.cuh finds its arrays in the body; null without a mask on the device.

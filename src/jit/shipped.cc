@@ -39,6 +39,7 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
           kernels.push_back(assemble_attention(config, full()));
           if (dtype == Dtype::kBfloat16 && loader == Loader::kGather) {
             kernels.push_back(assemble_attention(config, soft_cap(30.0f)));
+            if (arch == "90a" && rows > 16) continue;  // such fp8 is the sm90 template's
             kernels.push_back(
                 assemble_attention(cuda::choose_tiles({arch, dtype, head_dim, head_dim, loader,
                                                        rows, rows, Dtype::kE4m3}),
@@ -53,24 +54,22 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
   kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", kUtilityThreads));
   if (arch != "90a") return kernels;
   // Rows of decode, and what prefill of many rows gets.
-  const auto sm90 = [](Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader, int max_rows) {
-    const KernelConfig config =
-        cuda::sm90_config(dtype, head_dim_qk, head_dim_vo, loader, max_rows);
-    return max_rows > 128 ? cuda::with_third_warpgroup(config) : config;
+  const auto add_sm90 = [&](Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
+                            int max_rows, const Variant& variant) {
+    KernelConfig config = cuda::sm90_config(dtype, head_dim_qk, head_dim_vo, loader, max_rows);
+    if (max_rows > 128) config = cuda::with_third_warpgroup(config, !variant.parts.empty());
+    kernels.push_back(assemble_attention(config, variant));
   };
   for (const Loader loader : {Loader::kAffine, Loader::kPaged, Loader::kGather}) {
     for (const int max_rows : {16, 4096}) {
-      for (const Dtype dtype : {Dtype::kBfloat16, Dtype::kFloat16}) {
-        kernels.push_back(assemble_attention(sm90(dtype, 128, 128, loader, max_rows), full()));
-      }
+      add_sm90(Dtype::kBfloat16, 128, 128, loader, max_rows, full());
+      add_sm90(Dtype::kFloat16, 128, 128, loader, max_rows, full());
+      add_sm90(Dtype::kBfloat16, 128, 128, loader, max_rows, soft_cap(30.0f));
       for (const auto& [head_dim_qk, head_dim_vo] : {std::pair{64, 64}, {192, 128}, {256, 256}}) {
-        kernels.push_back(assemble_attention(
-            sm90(Dtype::kBfloat16, head_dim_qk, head_dim_vo, loader, max_rows), full()));
+        add_sm90(Dtype::kBfloat16, head_dim_qk, head_dim_vo, loader, max_rows, full());
       }
     }
     for (const int max_rows : {16, 128}) {
-      const KernelConfig config = cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows);
-      kernels.push_back(assemble_attention(config, soft_cap(30.0f)));
       kernels.push_back(assemble_attention(
           cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows, Dtype::kE4m3), full()));
     }

@@ -58,7 +58,7 @@ void add_sm90(int head_dim_qk, int head_dim_vo, std::vector<Entry>& to) {
   for (const int tile_q : {16, 64, 128, 192}) {
     KernelConfig chosen =
         cuda::sm90_config(Dtype::kBfloat16, head_dim_qk, head_dim_vo, Loader::kPaged, tile_q);
-    if (tile_q > 128) chosen = cuda::with_third_warpgroup(chosen);
+    if (tile_q > 128) chosen = cuda::with_third_warpgroup(chosen, false);
     const std::vector<KernelConfig> tiles = cuda::sm90_tiles(chosen, tile_q);
     for (std::size_t i = 0; i < tiles.size(); ++i) {
       const KernelConfig& config = tiles[i];

@@ -1,11 +1,14 @@
 // The ways to cut row tiles into work items and to spread them over the CTAs: equal shares of the
-// ordered list, chunks dealt longest first (Algorithm 1 of FlashInfer, Ye et al. 2025,
-// arXiv:2501.01005, and its relatives), and large tiles dealt whole that small ones fill up.
+// ordered list, alone or with a queue behind them; chunks dealt longest first (Algorithm 1 of
+// FlashInfer, Ye et al. 2025, arXiv:2501.01005, and its relatives); and large tiles dealt whole
+// that small ones fill up.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "plait/error.h"
+#include "scheduler/least_loaded.h"
 #include "scheduler/scheduler.h"
 
 namespace plait::scheduler {
@@ -93,13 +96,88 @@ void share_out(const std::vector<RowTile>& tiles, const CostModel& model,
   walk(tiles, model, load, share_ps, take);
 }
 
+// Heads that give to the queue, about: one further part for each of them.
+constexpr i64 kQueuedHeadsPerCta = 1;
+// Of which a CTA draws no more than about so many.
+constexpr i64 kPiecesPerCta = 5;
+
+// The longest items first, else in list order.
+void sort_queue(int tile_kv, Scratch& scratch, Cuts& cuts) {
+  constexpr int kLengths = 256;  // in tiles; longer ones need no order: they are far from the end
+  int begin[kLengths + 1] = {};
+  const auto place = [&](int i) {
+    const WorkItem& item = cuts.items[i];
+    const int tiles = ceil_div(item.kv_end - item.kv_begin, tile_kv);
+    return kLengths - std::min(tiles * std::min(item.num_heads, kLengths), kLengths);
+  };
+  for (const int i : cuts.queue) ++begin[place(i)];
+  for (int sum = 0, p = 0; p <= kLengths; ++p) sum += std::exchange(begin[p], sum);
+  std::vector<int>& sorted = scratch.next;
+  sorted.resize(cuts.queue.size());
+  for (const int i : cuts.queue) sorted[begin[place(i)]++] = i;
+  cuts.queue.swap(sorted);
+}
+
 }  // namespace
 
 void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts) {
-  cuts.items.clear();
-  cuts.cta.clear();
-  cuts.order.clear();
+  cuts.clear();
   share_out(tiles, model, {}, cuts);
+}
+
+void cut_with_queue(const std::vector<RowTile>& tiles, const CostModel& model, int percent,
+                    Scratch& scratch, Cuts& cuts) {
+  cuts.clear();
+  const CutRules& rules = model.rules;
+  // Of many heads every n-th gives more, so that not all are joined from parts.
+  const i64 num_heads = static_cast<i64>(tiles.size()) * rules.num_kv_heads;
+  const int most_steps = std::max(100 / percent, 1);
+  const int step = static_cast<int>(
+      std::clamp<i64>(num_heads / (kQueuedHeadsPerCta * model.num_ctas), 1, most_steps));
+  percent = step == most_steps ? 100 : step * percent;
+  std::vector<RowTile>& own = scratch.own_tiles;
+  std::vector<int>& queued = scratch.next;  // keys of each head of a tile
+  own.clear();
+  queued.assign(tiles.size(), 0);
+  i64 left = 0;  // keys that are not in the queue yet
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    const RowTile& tile = tiles[i];
+    const bool gives = static_cast<int>(i % step) == step - 1;
+    queued[i] = gives ? queued_keys(tile, rules, percent, model.min_queued_keys) : 0;
+    left += i64{rules.num_kv_heads} * queued[i];
+    if (queued[i] == 0) {
+      own.push_back(tile);
+    } else if (queued[i] < tile.seen()) {
+      own.push_back(first_keys(tile, tile.seen() - queued[i], model.shapes[tile.shape], rules));
+    }
+  }
+  share_out(own, model, {}, cuts);
+
+  // In a long batch a longer piece is no longer beside all the rest, and there are fewer to plan.
+  const int shortest = static_cast<int>(
+      std::max<i64>(model.min_queued_keys, left / (kPiecesPerCta * model.num_ctas)));
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    if (queued[i] == 0) continue;
+    const RowTile& tile = tiles[i];
+    const int first = tile.seen() - queued[i];
+    const bool partial = first > 0 || tile.merged;
+    for (int head = 0; head < rules.num_kv_heads;) {
+      const int piece = queued_piece(left, queued[i], rules, shortest, model.num_ctas);
+      const int heads = std::clamp(piece / queued[i], 1, rules.num_kv_heads - head);
+      const int chunks = std::max(ceil_div(queued[i], rules.tile_kv) / (piece / rules.tile_kv), 1);
+      for (int c = 0; c < chunks; ++c) {
+        const int begin = chunk_begin(queued[i], 0, c, chunks, true, rules);
+        const int end = chunk_begin(queued[i], 0, c + 1, chunks, true, rules);
+        cuts.queue.push_back(static_cast<int>(cuts.items.size()));
+        cuts.items.push_back(
+            make_item(tile, head, heads, first + begin, first + end, partial || chunks > 1));
+        cuts.cta.push_back(kQueued);
+      }
+      head += heads;
+      left -= i64{heads} * queued[i];
+    }
+  }
+  sort_queue(rules.tile_kv, scratch, cuts);
 }
 
 namespace {
@@ -114,40 +192,6 @@ int heads_per_item(size_t num_tiles, const CostModel& model) {
   }
   return heads;
 }
-
-// Gives out CTAs, the least loaded first, ties by index. As long as there are empty ones it is the
-// next of them; then a tree of minima over load and index in one word: a step is a handful of
-// dependent minima without a branch, a third of the time of a heap.
-class LeastLoaded {
- public:
-  LeastLoaded(std::vector<std::uint64_t>& tree, int num_ctas)
-      : tree_(tree), num_ctas_(num_ctas), leaves_(std::bit_ceil(static_cast<unsigned>(num_ctas))) {
-    tree_.assign(2 * leaves_, ~std::uint64_t{0});
-  }
-
-  int give(std::uint64_t cost) {  // returns the CTA
-    if (num_used_ < num_ctas_) {
-      tree_[leaves_ + num_used_] = cost << kCtaBits | static_cast<std::uint64_t>(num_used_);
-      if (num_used_ + 1 == num_ctas_) {
-        for (size_t i = leaves_ - 1; i >= 1; --i) take_smaller(i);
-      }
-      return num_used_++;
-    }
-    const int cta = static_cast<int>(tree_[1] & kMaxCtas);
-    size_t i = leaves_ + cta;
-    tree_[i] += cost << kCtaBits;
-    for (i /= 2; i >= 1; i /= 2) take_smaller(i);
-    return cta;
-  }
-
- private:
-  void take_smaller(size_t i) { tree_[i] = std::min(tree_[2 * i], tree_[2 * i + 1]); }
-
-  std::vector<std::uint64_t>& tree_;
-  const int num_ctas_;
-  const size_t leaves_;
-  int num_used_ = 0;
-};
 
 // Where the keys of every tile lie in the list of all keys: blocks with the most keys first, since
 // the shortest items are best dealt last.
@@ -210,7 +254,7 @@ bool cut_longest_first(const std::vector<RowTile>& tiles, const CostModel& model
   const bool by_cache = keys_are_shared && model.cache_keys > 0;
   if (by_cache) find_key_places(tiles, num_heads, scratch);
 
-  cuts.items.clear();
+  cuts.clear();
   scratch.keys.clear();  // sorted: by cacheful, longest first, then by index
   constexpr int kIndexBits = 28, kCostBits = 26, kCachefulBits = 64 - kIndexBits - kCostBits;
   constexpr std::uint64_t kMaxIndex = (std::uint64_t{1} << kIndexBits) - 1,

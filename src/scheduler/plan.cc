@@ -22,23 +22,31 @@ using scheduler::Scratch;
 constexpr double kNearlyEqual = 0.01, kNearlyEqualSharedKeys = 0.03;
 constexpr double kCloseToBound = 0.03;
 
+// Rows up to which a tile is bound by memory. Where a batch of such tiles is long enough for a
+// queue it is taken without more ado: the model knows nothing of what it is for, that CTAs run at
+// different speeds, each at its own, and go no faster when others are through. (On an H200 a GPC's
+// multiprocessors share its bandwidth, and some GPCs have fewer: every sixth CTA reads 21.5
+// bytes/ns, the rest 16.9.)
+constexpr int kFewRows = 64;
+
 // Positions are at least -2^30 and below 2^30 (row_tiles.cc), so that minus a window they fit an
 // int.
 constexpr int kMaxWindow = 1 << 30;
 
-enum class Way { kLongestFirst, kEqualShares, kLargeThenFill };
+enum class Way { kLongestFirst, kEqualShares, kWithQueue, kLargeThenFill };
 
 struct Recipe {
   const char* name;
   Way way;
-  int chunk;  // of longest first; 0: unsplit
+  int chunk;  // of longest first; 0: unsplit. With a queue: its percentage
   bool equalised;
 };
 
 struct Workload {
-  double lower_bound_us;   // no plan is modelled faster
-  bool keys_are_shared;    // most of the work is in row blocks of several tiles (prefill)
-  bool is_mixed;           // tiles of both shapes, each token in one of them
+  double lower_bound_us;  // no plan is modelled faster
+  bool keys_are_shared;   // most of the work is in row blocks of several tiles (prefill)
+  bool is_mixed;          // tiles of both shapes, each token in one of them
+  bool wants_queue;
   int longest_keys;        // of a tile
   double longest_head_us;  // of a tile and kv head, unsplit
 };
@@ -46,13 +54,16 @@ struct Workload {
 Workload describe(const std::vector<RowTile>& tiles, const CostModel& model, int num_levels) {
   bool has_shape[2] = {};
   i64 total_ps = 0, shared_ps = 0, piece_ps = 0, head_ps = 0;
-  int longest_keys = 0;
+  int longest_keys = 0, most_rows = 0;
+  i64 keys = 0;
   for (size_t i = 0; i < tiles.size(); ++i) {
     const RowTile& tile = tiles[i];
     const i64 ps = tile.head_ps * (tile.seen() == 0 ? 1 : model.rules.num_kv_heads);
     total_ps += ps;
     piece_ps = std::max(piece_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
     longest_keys = std::max(longest_keys, tile.seen());
+    most_rows = std::max(most_rows, tile.num_rows);
+    keys += tile.seen();
     has_shape[tile.shape] = true;
     head_ps = std::max(head_ps, tile.head_ps);
     if ((i > 0 && tiles[i - 1].row_block == tile.row_block) ||
@@ -62,8 +73,18 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model, int
   }
   // All work spread evenly as if splits were free; and somebody runs the dearest smallest piece.
   const bool once = num_levels == 1 && model.group_size <= model.tile_q[0];
-  return {std::max(total_ps / model.num_ctas, piece_ps) * 1e-6, shared_ps * 2 > total_ps,
-          once && has_shape[0] && has_shape[1], longest_keys, head_ps * 1e-6};
+  const bool keys_are_shared = shared_ps * 2 > total_ps;
+  const bool wants_queue = model.queue_percent > 0 && once && !keys_are_shared &&
+                           most_rows <= kFewRows &&
+                           keys * model.rules.num_kv_heads >=
+                               i64{model.min_keys_for_queue} * model.num_ctas &&
+                           total_ps < i64{1} << 46;  // fits LeastLoaded
+  return {std::max(total_ps / model.num_ctas, piece_ps) * 1e-6,
+          keys_are_shared,
+          once && has_shape[0] && has_shape[1],
+          wants_queue,
+          longest_keys,
+          head_ps * 1e-6};
 }
 
 constexpr int kMaxRecipes = 32;  // chunks doubled up to 2^30, and unsplit
@@ -87,12 +108,13 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
   }
   if (workload.keys_are_shared) out[n++] = unsplit;
   if (workload.is_mixed) out[n++] = {"large_then_fill", Way::kLargeThenFill, 0, false};
+  if (workload.wants_queue) out[n++] = {"with_queue", Way::kWithQueue, model.queue_percent, false};
   out[n++] = {"equal_shares", Way::kEqualShares, 0, false};
   if (!workload.keys_are_shared) out[n++] = unsplit;
   if (chunk < workload.longest_keys) {
     out[n++] = {"algorithm_1", Way::kLongestFirst, chunk, false};
   }
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 2 && !workload.wants_queue; ++i) {
     chunk = round_up(chunk / 2, model.rules.tile_kv);
     if (chunk < workload.longest_keys && chunk >= model.rules.min_piece) {
       out[n++] = {"equalised", Way::kLongestFirst, chunk, true};
@@ -101,12 +123,18 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
   return n;
 }
 
+// A candidate and what it takes, by Score::rated_us.
+struct Rated {
+  int num_partial_rows;
+  double us;
+};
+
 // True if `a` is to be taken rather than `b`: faster, where splitting must be worth `nearly_equal`.
-bool better(const PlanCandidate& a, const PlanCandidate& b, double nearly_equal) {
+bool better(const Rated& a, const Rated& b, double nearly_equal) {
   const double margin = 1 + nearly_equal;
-  if (a.num_partial_rows > b.num_partial_rows) return a.makespan_us * margin < b.makespan_us;
-  if (a.num_partial_rows < b.num_partial_rows) return a.makespan_us < b.makespan_us * margin;
-  return a.makespan_us < b.makespan_us;
+  if (a.num_partial_rows > b.num_partial_rows) return a.us * margin < b.us;
+  if (a.num_partial_rows < b.num_partial_rows) return a.us < b.us * margin;
+  return a.us < b.us;
 }
 
 // Puts the items of each CTA one after the other. Of equal shares the parts of split heads come
@@ -118,11 +146,16 @@ void write_items(const Cuts& cuts, const CostModel& model, Scratch& scratch, Pla
   const int num_items = static_cast<int>(cuts.items.size());
   std::vector<int>& indptr = plan.cta_item_indptr;
   indptr.assign(model.num_ctas + 1, 0);
-  for (const int cta : cuts.cta) ++indptr[cta + 1];
+  for (const int cta : cuts.cta) {
+    if (cta != scheduler::kQueued) ++indptr[cta + 1];
+  }
   for (int cta = 0; cta < model.num_ctas; ++cta) indptr[cta + 1] += indptr[cta];
   plan.items.resize(num_items);
   if (cuts.order.empty()) {  // equal shares: list order is CTA order already
-    std::copy(cuts.items.begin(), cuts.items.end(), plan.items.begin());
+    std::copy(cuts.items.begin(), cuts.items.end(), plan.items.begin());  // the queue is last
+    for (size_t i = 0; i < cuts.queue.size(); ++i) {
+      plan.items[indptr[model.num_ctas] + i] = cuts.items[cuts.queue[i]];
+    }
     for (int cta = 0; cta < model.num_ctas; ++cta) {
       const auto begin = plan.items.begin() + indptr[cta];
       const auto end = plan.items.begin() + indptr[cta + 1];
@@ -179,19 +212,25 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   const Workload workload = describe(tiles, model, plan.num_levels);
   const double nearly_equal = workload.keys_are_shared ? kNearlyEqualSharedKeys : kNearlyEqual;
 
+  const double alone = model.num_sms > 0 ? scheduler::kSpeedAlone : 1;
   Recipe list[kMaxRecipes];
   const int num_recipes = recipes(tiles, model, workload, scheduler, list);
   plan.candidates.clear();
   plan.chosen = -1;
+  Rated best{};
   for (int i = 0; i < num_recipes; ++i) {
     const Recipe& recipe = list[i];
     if (plan.chosen >= 0 && recipe.way == Way::kLongestFirst && recipe.chunk == 0 &&
-        workload.longest_head_us > plan.candidates[plan.chosen].makespan_us * (1 + nearly_equal)) {
+        workload.longest_head_us > best.us * (1 + nearly_equal) * alone) {
       continue;  // one head alone takes longer
     }
     Cuts& cuts = scratch.trial;
-    PlanCandidate candidate{.name = recipe.name, .chunk = recipe.chunk};
-    if (recipe.way == Way::kEqualShares) {
+    PlanCandidate candidate{.name = recipe.name};
+    if (recipe.way == Way::kLongestFirst) candidate.chunk = recipe.chunk;
+    Rated rated{};
+    if (recipe.way == Way::kWithQueue) {
+      scheduler::cut_with_queue(tiles, model, recipe.chunk, scratch, cuts);
+    } else if (recipe.way == Way::kEqualShares) {
       scheduler::cut_equal_shares(tiles, model, cuts);
     } else if (recipe.way == Way::kLargeThenFill) {
       candidate.fits =
@@ -207,22 +246,20 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
     }
     candidate.num_partial_rows = cuts.num_partial_rows;
     if (candidate.fits) {
-      const Score score =
-          scheduler::score(cuts.items, cuts.cta, plan.row_blocks, visible, model, scratch.load);
+      const Score score = scheduler::score(cuts, plan.row_blocks, visible, model, scratch);
       candidate.num_items = static_cast<int>(cuts.items.size());
       candidate.makespan_us = score.makespan_us;
       candidate.balance = score.balance;
+      rated = {cuts.num_partial_rows, score.rated_us};
     }
-    const bool take =
-        candidate.fits &&
-        (plan.chosen < 0 || better(candidate, plan.candidates[plan.chosen], nearly_equal));
+    const bool take = candidate.fits && (plan.chosen < 0 || better(rated, best, nearly_equal));
     plan.candidates.push_back(std::move(candidate));
     if (take) {
       plan.chosen = static_cast<int>(plan.candidates.size()) - 1;
       std::swap(scratch.trial, scratch.best);
-      const bool close =
-          plan.candidates.back().makespan_us <= workload.lower_bound_us * (1 + kCloseToBound);
-      if (close || scheduler == Scheduler::kLpt) break;
+      best = rated;
+      const bool close = rated.us <= workload.lower_bound_us * (1 + kCloseToBound);
+      if (close || scheduler == Scheduler::kLpt || recipe.way == Way::kWithQueue) break;
     }
   }
   check(plan.chosen >= 0, "plan: the fewest partial rows of any way to cut this batch are ",

@@ -1,5 +1,5 @@
 // A plan as a table of a few lines: the batch, the candidates (the chosen one starred), what the
-// CTAs get, what is merged.
+// CTAs get and what they draw, what is merged.
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
@@ -54,8 +54,10 @@ std::string to_string(const Plan& plan) {
     merged_tokens += plan.token_merge_indptr[i] > plan.token_merge_indptr[i - 1];
   }
   text << "  " << plan.items.size() << " items on " << busy << " of " << plan.num_ctas
-       << " CTAs, at most " << most << " each; " << merged_tokens << " tokens merged from "
-       << plan.merge_sources.size() << " sources, " << plan.num_partial_rows << " partial rows\n";
+       << " CTAs, at most " << most << " each";
+  if (const int queued = plan.num_queued(); queued > 0) text << ", " << queued << " in the queue";
+  text << "; " << merged_tokens << " tokens merged from " << plan.merge_sources.size()
+       << " sources, " << plan.num_partial_rows << " partial rows\n";
   return text.str();
 }
 

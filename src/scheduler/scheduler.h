@@ -13,9 +13,6 @@
 
 namespace plait::scheduler {
 
-// CTAs share a word with their load while items are dealt.
-inline constexpr int kCtaBits = 16, kMaxCtas = (1 << kCtaBits) - 1;
-
 // PlanTarget in the units of cut.h.
 struct CostModel {
   CutRules rules;
@@ -23,6 +20,8 @@ struct CostModel {
   int tile_q[2];
   int num_shapes, group_size, num_ctas;
   i64 cache_keys;
+  int queue_percent, min_queued_keys, min_keys_for_queue;
+  int num_sms;  // 0 but where multiprocessors have two CTAs
 };
 CostModel cost_model(const PlanTarget& target);  // throws ArgumentError on a target that is no GPU
 
@@ -31,8 +30,17 @@ struct Cuts {
   std::vector<WorkItem> items;
   std::vector<int> cta;    // of each item
   std::vector<int> order;  // items as their CTAs run them; empty: list order
+  std::vector<int> queue;  // those of no CTA (kQueued), as they are drawn
   int num_partial_rows = 0;
+
+  void clear() {
+    items.clear();
+    cta.clear();
+    order.clear();
+    queue.clear();
+  }
 };
+inline constexpr int kQueued = -1;  // in place of a CTA
 
 // A tile's row block in the list of all keys, block after block, head after head, in which they
 // are gone through where they do not fit the cache together.
@@ -45,7 +53,7 @@ struct KeyPlace {
 struct Scratch {
   std::vector<RowTile> tiles;
   std::vector<RowTile> joined_tiles;
-  std::vector<RowTile> large_tiles, small_tiles;
+  std::vector<RowTile> large_tiles, small_tiles, own_tiles;
   std::vector<KeyPlace> key_places;
   std::vector<int> token_mark, token_sources;
   Cuts trial, best;
@@ -62,6 +70,13 @@ void make_row_tiles(const BsrView& view, const Visibility& visible, const CostMo
 
 // Equal shares: the list cut into num_ctas contiguous runs of about equal cost.
 void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts);
+
+// Equal shares of most keys; the last ones of all heads, or of some, are a queue of pieces that
+// grow shorter (guided self-scheduling), each for the CTA that is free first. For flat formats
+// whose tokens are in one tile each: the items of a token are in the order of its keys. percent: of
+// the keys, that are queued.
+void cut_with_queue(const std::vector<RowTile>& tiles, const CostModel& model, int percent,
+                    Scratch& scratch, Cuts& cuts);
 
 // Chunks of `chunk` keys (0: unsplit), longest first onto the least loaded CTA, ties by index;
 // where several tiles read the same keys (`keys_are_shared`), for one cacheful of keys after the
@@ -93,11 +108,12 @@ i64 item_ps(const WorkItem& item, const RowBlock& block, const Visibility& visib
 struct Score {
   float makespan_us = 0;  // busiest CTA
   float balance = 1;      // busiest CTA / mean
+  double rated_us = 0;    // with what the pairs of a multiprocessor do to each other: is compared
 };
-// Of items[i] run by CTA cta[i].
-Score score(const std::vector<WorkItem>& items, const std::vector<int>& cta,
-            const std::vector<RowBlock>& row_blocks, const Visibility& visible,
-            const CostModel& model, std::vector<i64>& load);
+Score score(const Cuts& cuts, const std::vector<RowBlock>& row_blocks, const Visibility& visible,
+            const CostModel& model, Scratch& scratch);
+// Two CTAs of a multiprocessor share its bandwidth; one whose mate is through is this much faster.
+inline constexpr double kSpeedAlone = 1.9;
 // The same of a finished plan, from nothing but its items.
 Score score(const Plan& plan, const PlanTarget& target);
 

@@ -2,8 +2,10 @@
 // the items as they are, never from what a candidate meant to do.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "plait/error.h"
+#include "scheduler/least_loaded.h"
 #include "scheduler/scheduler.h"
 
 namespace plait::scheduler {
@@ -34,6 +36,14 @@ CostModel cost_model(const PlanTarget& target) {
   model.group_size = target.group_size;
   model.num_ctas = target.num_ctas;
   model.cache_keys = target.cache_keys;
+  check(target.queue_percent >= 0 && target.queue_percent <= 100, "plan: target.queue_percent is ",
+        target.queue_percent, ", must be 0 to 100");
+  model.queue_percent = target.queue_percent;
+  const bool two_of_sm = target.num_ctas > target.num_sms && target.num_ctas <= 2 * target.num_sms;
+  model.num_sms = two_of_sm ? target.num_sms : 0;
+  model.min_queued_keys =
+      std::max(round_up(target.min_queued_keys, target.tile_kv), target.tile_kv);
+  model.min_keys_for_queue = target.min_keys_for_queue;
   return model;
 }
 
@@ -66,28 +76,46 @@ Score summarise(const std::vector<i64>& load) {
           static_cast<float>(static_cast<double>(busiest) * load.size() / total)};
 }
 
-}  // namespace
-
-Score score(const std::vector<WorkItem>& items, const std::vector<int>& cta,
-            const std::vector<RowBlock>& row_blocks, const Visibility& visible,
-            const CostModel& model, std::vector<i64>& load) {
-  load.assign(model.num_ctas, 0);
-  for (size_t i = 0; i < items.size(); ++i) {
-    load[cta[i]] += item_ps(items[i], row_blocks[items[i].row_block], visible, model);
+// Time of the busiest multiprocessor: while both of its CTAs have work, each goes at the modelled
+// speed. Behind all that comes the last join, which nothing hides.
+double paired_us(const std::vector<i64>& load, bool joins, int num_sms) {
+  constexpr double kJoinUs = 3;
+  const int num_ctas = static_cast<int>(load.size());
+  double most_ps = 0;
+  for (int cta = 0; cta < num_sms; ++cta) {
+    const i64 a = load[cta], b = cta + num_sms < num_ctas ? load[cta + num_sms] : 0;
+    const i64 shared = std::min(a, b), alone = std::max(a, b) - shared;
+    most_ps = std::max(most_ps, static_cast<double>(shared) + alone / kSpeedAlone);
   }
-  return summarise(load);
+  return most_ps * 1e-6 + (joins ? kJoinUs : 0);
 }
 
-Score score(const Plan& plan, const PlanTarget& target) {
-  const CostModel model = cost_model(target);
-  std::vector<i64> load(plan.num_ctas, 0);
-  for (int cta = 0; cta < plan.num_ctas; ++cta) {
-    for (int i = plan.cta_item_indptr[cta]; i < plan.cta_item_indptr[cta + 1]; ++i) {
-      const WorkItem& item = plan.items[i];
-      load[cta] += item_ps(item, plan.row_blocks[item.row_block], plan.visible, model);
+}  // namespace
+
+Score score(const Cuts& cuts, const std::vector<RowBlock>& row_blocks, const Visibility& visible,
+            const CostModel& model, Scratch& scratch) {
+  std::vector<i64>& load = scratch.load;
+  load.assign(model.num_ctas, 0);
+  const auto ps = [&](int i) {
+    const WorkItem& item = cuts.items[i];
+    return item_ps(item, row_blocks[item.row_block], visible, model);
+  };
+  for (int i = 0; i < static_cast<int>(cuts.items.size()); ++i) {
+    if (cuts.cta[i] != kQueued) load[cuts.cta[i]] += ps(i);
+  }
+  if (!cuts.queue.empty()) {  // which goes to those that are free first
+    LeastLoaded free_first(scratch.tree, load);
+    for (const int i : cuts.queue) {
+      const int cta = free_first.next();
+      const i64 more = ps(i);
+      free_first.give(static_cast<std::uint64_t>(more));
+      load[cta] += more;
     }
   }
-  return summarise(load);
+  Score score = summarise(load);
+  score.rated_us = model.num_sms == 0 ? score.makespan_us
+                                      : paired_us(load, cuts.num_partial_rows > 0, model.num_sms);
+  return score;
 }
 
 }  // namespace plait::scheduler

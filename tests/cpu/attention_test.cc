@@ -27,6 +27,7 @@ struct Case {
   Variant variant = {};
   int num_ctas = 0, min_split_keys = 0;  // 0: as the executor wants
   int padding_rows = 3;
+  int queue_percent = 0;
 };
 
 std::string describe(const Case& c) {
@@ -249,7 +250,9 @@ Output<T> run(Problem<T>& p, const std::string& kernel,
     target.min_split_keys = c.min_split_keys;
     target.merge_us = 0;  // splits look free
   }
+  target.queue_percent = c.queue_percent;
   const Plan plan = make_plan(p.view.view, c.variant.visible, target);
+  EXPECT_EQ(plan.num_queued() > 0, c.queue_percent > 0);
   Workspace workspace(Device{}, executor->workspace_bytes());
   std::fill_n(static_cast<float*>(workspace.data()), workspace.bytes() / 4, kNan);
   executor->upload(plan, p.view, nullptr);
@@ -419,6 +422,13 @@ TYPED_TEST(CpuAttention, WindowAndSinks) {
 TYPED_TEST(CpuAttention, SplitKeysAreMerged) {
   Case c{.q_len = {1, 3, 40}, .kv_len = {1500, 700, 900}, .num_ctas = 4, .min_split_keys = 64};
   c.variant = causal();
+  EXPECT_GT(check_case<TypeParam>(c), 0);
+}
+
+TYPED_TEST(CpuAttention, QueuedKeys) {
+  Case c{.q_len = {1, 3, 1}, .kv_len = {1500, 700, 1101}, .num_ctas = 4, .min_split_keys = 64};
+  c.variant = causal();
+  c.queue_percent = 30;
   EXPECT_GT(check_case<TypeParam>(c), 0);
 }
 

@@ -172,6 +172,9 @@ inline PlanTarget target_of(const Shape& shape, int tile_q, int num_ctas) {
   target.shapes[0] = {tile_q, 1, 0.1f, 0.1f};
   target.merge_us = 0.1f;
   target.max_partial_rows = 100000;
+  target.queue_percent = 30;  // a queue where the batch is long enough
+  target.min_queued_keys = 64;
+  target.min_keys_for_queue = 192;
   return target;
 }
 
@@ -183,9 +186,19 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
                  const PlanTarget& target, int num_threads, Kernel&& kernel, double tolerance,
                  double lse_tolerance) {
   const Shape& s = c.shape;
-  const Plan plan = make_plan(c.view, c.visible, target);
+  BsrView bsr = c.view;
+  std::vector<i64> list_begin;  // by row block
+  if (c.device_lists) {
+    for (RowBlock& block : bsr.row_blocks) {
+      list_begin.push_back(block.first_block);
+      block.first_block = static_cast<i64>(list_begin.size()) - 1;
+    }
+  }
+  const Plan plan = make_plan(bsr, c.visible, target);
   PlanView view{};
   view.num_tokens = plan.num_tokens;
+  view.queue_begin = plan.cta_item_indptr[plan.num_ctas];
+  view.queue_end = static_cast<int>(plan.items.size());
   view.row_blocks = plan.row_blocks.data();
   view.items = plan.items.data();
   view.token_request = plan.token_request.data();
@@ -194,11 +207,6 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   view.token_merge_indptr =
       plan.token_merge_indptr.empty() ? nullptr : plan.token_merge_indptr.data();
   view.merge_sources = plan.merge_sources.data();
-  constexpr int kIdleCtas = 2;
-  std::vector<CtaStart> starts;
-  for (int cta = 0; cta < plan.num_ctas + kIdleCtas; ++cta) {
-    starts.push_back(cuda::cta_start(plan, cta));
-  }
   // Custom mask bits, for keys from kMaskBegin on: what the meaning says.
   std::vector<TokenMask> token_mask;
   std::vector<unsigned> mask_words;
@@ -219,14 +227,26 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
     view.token_mask = token_mask.data();
     view.mask_words = mask_words.data();
   }
+  std::vector<i64> strided_pages;  // every second one is wrong
+  for (const int page : c.pages) {
+    strided_pages.insert(strided_pages.end(), {page, c.pages[0] == page ? page + 1 : c.pages[0]});
+  }
   if (!s.affine) {
     for (int level = 0; level < c.view.num_levels; ++level) {
       view.tables[level].indices = c.pages.data();
+      if (c.device_lists) {
+        view.tables[level] = {strided_pages.data(), list_begin.data(), 2, 2, 8, 8};
+      }
     }
+  }
+  constexpr int kIdleCtas = 2;
+  std::vector<CtaStart> starts;
+  for (int cta = 0; cta < plan.num_ctas + kIdleCtas; ++cta) {
+    starts.push_back(cuda::cta_start(plan, view, cta));
   }
 
   const int heads = c.num_qo_heads(), rows = c.num_tokens() + 2;
-  constexpr int kOutPad = 3;  // elements after each row of out: strided and unaligned
+  constexpr int kOutPad = 8;  // elements after each row of out, which is strided
   const int out_stride = s.head_dim_vo + kOutPad;
   std::vector<T> out(static_cast<std::size_t>(rows) * heads * out_stride,
                      from_float<T>(kUntouched));
@@ -251,6 +271,8 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   p.partial_out = partial_out.data();
   p.partial_lse = partial_lse.data();
   p.arrived = arrived.data();
+  unsigned tickets = 0;
+  p.tickets = &tickets;
   p.q_stride = {static_cast<i64>(heads) * s.head_dim_qk, s.head_dim_qk};
   p.out_stride = {static_cast<i64>(heads) * out_stride, out_stride};
   p.lse_stride = {heads, 1};
@@ -277,6 +299,7 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   std::shuffle(ctas.begin(), ctas.end(), random);
   emulate::launch(static_cast<int>(ctas.size()), num_threads, ctas, [&] { kernel(call); });
 
+  EXPECT_EQ(tickets, 0u) << "the queue's counter is left over";
   for (const unsigned count : arrived) EXPECT_EQ(count, 0u) << "an arrival counter is left over";
   const Expected expected = reference(c, meaning);
   int wrong = 0;

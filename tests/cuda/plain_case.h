@@ -44,7 +44,8 @@ struct Case {
   Visibility visible;
   float sm_scale = 0.3f, k_scale = 1, v_scale = 1;
   BsrView view;
-  std::vector<int> pages;      // !affine: block lists one after the other
+  std::vector<int> pages;     // !affine: block lists one after the other
+  bool device_lists = false;  // they are found as on the device: through list_begin, strided, int64
   std::vector<KeyList> lists;  // of each row block
   // Of every list, also those that no row block has: the shared one (if any), then by request.
   std::vector<int> page_indptr{0}, first_row, list_len;

@@ -65,6 +65,27 @@ TEST(PlainEmulated, MorePartsThanLanes) {  // a head is merged from 32 and a few
             2 * 32);
 }
 
+// Parts before, at and behind what a round of the merge takes, of rows of each length.
+template <int kDimVo>
+void check_many_parts(int num_parts) {
+  SCOPED_TRACE(num_parts);
+  constexpr KernelConfig kConfig = kConfigOf<Dtype::kFloat32, 8, kDimVo, Loader::kAffine, 4>;
+  Shape shape;
+  shape.affine = true;
+  shape.head_dim_qk = 8;
+  shape.head_dim_vo = kDimVo;
+  const auto c = make_case<float>(shape, {}, {1}, {64 * num_parts - 3}, 0, num_parts);
+  const int num_ctas = num_parts * shape.num_kv_heads;
+  const int sources = run_and_compare<kConfig, Standard>(c, {}, PlainMeaning{}, num_ctas, 1e-4);
+  EXPECT_EQ(sources, num_parts == 1 ? 0 : num_ctas);
+}
+TEST(PlainEmulated, ManyParts) {
+  for (const int parts : {1, 2, 31, 32, 33, 65, 100}) check_many_parts<8>(parts);
+  for (const int parts : {12, 13, 33}) check_many_parts<128>(parts);
+  check_many_parts<136>(9);
+  check_many_parts<200>(7);
+}
+
 TEST(PlainEmulated, RowsWithoutKeys) {  // more queries than keys: the first see nothing
   const auto c = make_case<float>({}, {1, -1, 0}, {9, 2, 3}, {4, 0, 3}, 0, 3);
   run_and_compare<kConfigOf<Dtype::kFloat32, 24, 40, Loader::kGather, 16>, Standard>(

@@ -26,6 +26,9 @@ PlanTarget target_of(const KernelConfig& config, const Shape& shape, int num_cta
   }
   target.merge_us = 0.1f;
   target.max_partial_rows = 100000;
+  target.queue_percent = 30;  // a queue where the batch is long enough
+  target.min_queued_keys = 64;
+  target.min_keys_for_queue = 192;
   return target;
 }
 
@@ -243,6 +246,17 @@ TEST(Sm90Emulated, SharedPagesThroughARowMap) {
   const auto c =
       make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 6);
   EXPECT_GT((run_sm90<with_loader(kBoth, Loader::kPaged)>(c, 3)), 0);
+}
+// Block lists that only the device knows, of a level of shared pages and one of others.
+TEST(Sm90Emulated, ListsOfTheDevice) {
+  auto paged =
+      make_case<Bfloat16>(shape_of(kSmall, 16), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 18);
+  paged.device_lists = true;
+  EXPECT_GT((run_sm90<with_loader(kSmall, Loader::kPaged)>(paged, 3)), 0);
+  auto gathered = make_case<Bfloat16>(shape_of(kSmall, 3), {1, -1, 0}, {1, 0, 4, 2, 1},
+                                      {70, 9, 4, 0, 65}, 150, 19);
+  gathered.device_lists = true;
+  EXPECT_GT((run_sm90<with_loader(kSmall, Loader::kGather)>(gathered, 2)), 0);
 }
 // Panels that are not full, k16 steps and accumulators beyond the head dim, more panels of O than
 // of the buffer that joins it.

@@ -378,7 +378,9 @@ TEST(KernelChoice, Sm90ThirdWarpgroup) {
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = full(); }), "192x80x3");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = c.head_dim_vo = 64; }), "192x112x6");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.bounds.requests = 1; }), "128x128x2");  // few tiles
-  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = soft_cap(30.0f); }), "128x128x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = soft_cap(30.0f); }), "192x80x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = rope(); }), "192x64x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = rms_norm_k(); }), "128x128x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = 192; }), "128x96x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.num_qo_heads = 128 * c.num_kv_heads; }), "128x128x2");
 }
@@ -389,7 +391,7 @@ TEST(KernelChoice, Sm90TilesFit) {
     for (const int tile_q : {16, 32, 64, 128, 192}) {
       KernelConfig chosen = sm90_config(Dtype::kBfloat16, qk, vo, Loader::kPaged, tile_q);
       const std::vector<KernelConfig> tiles = sm90_tiles(chosen, tile_q);
-      if (tile_q > 128) chosen = with_third_warpgroup(chosen);
+      if (tile_q > 128) chosen = with_third_warpgroup(chosen, false);
       const bool listed = std::any_of(tiles.begin(), tiles.end(), [&](const KernelConfig& c) {
         return to_string(tile_of(c)) == to_string(tile_of(chosen)) &&
                c.ctas_per_sm == chosen.ctas_per_sm;

@@ -9,11 +9,13 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "append_kv.cuh"
 #include "cuda/plan_image.h"
 #include "merge_states.cuh"
 #include "pack_mask.cuh"
+#include "tile/draw.cuh"
 #include "tile/widen.cuh"
 #include "upload.cuh"
 
@@ -253,12 +255,14 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   view.token_position = {999, 4};
   view.row_blocks = {{0, 0, 1, 1000, 0, 0}, {63, 1, 1, 5, 0, 0}};
   PlanTarget target;
-  target.num_ctas = 6;
+  target.num_ctas = 5;
   target.shapes[0] = {16, 1, 1.0f, 0.1f};
   target.merge_us = 0.1f;
   target.max_partial_rows = 1000;
+  target.queue_percent = 30;
   const Plan plan = make_plan(view, {1, -1, 0}, target);
   ASSERT_FALSE(plan.merge_sources.empty());
+  ASSERT_GT(plan.num_queued(), 0);
   FormatView format;
   format.tables.resize(1);
   for (int i = 0; i < 64; ++i) format.tables[0].indices.push_back(7 * i);
@@ -281,14 +285,16 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   call.body = body;
   call.head_units = static_cast<int>(cuda::head_bytes(kGrid) / 16);
   call.body_units = static_cast<int>(body_bytes / 16);
-  call.arrived = arrived.data();
-  call.num_arrived = 9;
+  call.counters = arrived.data();
+  call.num_counters = 9;
   launch(3, [&] { upload(call); });
 
   EXPECT_EQ(arrived, (std::vector<unsigned>{0, 0, 0, 0, 0, 0, 0, 0, 0, 3}));
   PlanView got;
   std::memcpy(&got, head, sizeof got);
   EXPECT_EQ(got.num_tokens, 2);
+  EXPECT_EQ(got.queue_begin, plan.cta_item_indptr.back());
+  EXPECT_EQ(got.queue_end, static_cast<int>(plan.items.size()));
   EXPECT_EQ(got.row_map, nullptr);
   const auto same = [](const auto* copy, const auto& array) {
     ASSERT_NE(copy, nullptr);
@@ -310,6 +316,7 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
     if (begin == end) continue;
     EXPECT_EQ(start.item, plan.items[begin]);
     EXPECT_EQ(start.block, plan.row_blocks[plan.items[begin].row_block]);
+    EXPECT_EQ(start.table.indices, got.tables[start.block.level].indices);
   }
   same(got.token_request, plan.token_request);
   same(got.token_position, plan.token_position);
@@ -320,6 +327,41 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   same(mask.token_source, format.mask.token_source);
   EXPECT_EQ(got.mask_words, packed);
   same(static_cast<const int*>(got.tables[0].indices), format.tables[0].indices);
+}
+
+// CTAs of a grid draw in any order, idle ones and those that come when all is gone too: every item
+// goes to one of them, and the counter is 0 for the next run, whose queue may be another.
+TEST(DrawItem, EveryItemOnceAndTheCounterEndsAtZero) {
+  constexpr unsigned kGrid = 5;
+  emulate::grid_dim = {kGrid, 1, 1};
+  unsigned tickets = 0;
+  Params params{};
+  params.tickets = &tickets;
+  std::mt19937 random(3);
+  for (const int length : {7, 1, 0, 23, 4}) {
+    SCOPED_TRACE(length);
+    PlanView plan{};
+    plan.queue_begin = 11;
+    plan.queue_end = 11 + length;
+    params.plan = &plan;
+    std::vector<int> drawn(length, 0);
+    std::vector<unsigned> drawing(kGrid);
+    std::iota(drawing.begin(), drawing.end(), 0u);
+    while (!drawing.empty()) {
+      if (length > 0 && drawing.size() < kGrid) {
+        EXPECT_NE(tickets, 0u) << "too early";
+      }
+      const std::size_t cta = random() % drawing.size();
+      const int item = draw_item(params);
+      if (item < 0) {
+        drawing.erase(drawing.begin() + cta);
+      } else {
+        ++drawn.at(item - plan.queue_begin);
+      }
+    }
+    EXPECT_EQ(tickets, 0u);
+    for (const int times : drawn) EXPECT_EQ(times, 1);
+  }
 }
 
 // Rows of several requests, bits and bools, against the same mask bit by bit.

@@ -70,7 +70,7 @@ void check_fragments() {
       const unsigned packed = fragment_mask<kWords>(row.words.data(), row.mask, k_pos, quad);
       for (int group = 0; group < 4 * kWords; ++group) {
         for (int b = 0; b < 2; ++b) {
-          EXPECT_EQ((packed & fragment_mask_bit(group, b)) != 0,
+          EXPECT_EQ(fragment_bit(packed, group, b),
                     row.shown[k_pos + 8 * group + 2 * quad + b])
               << k_pos << " " << quad << " " << group << " " << b;
         }
@@ -83,6 +83,34 @@ TEST(MaskBits, FragmentsOfAnAccumulator) {
   check_fragments<1>();
   check_fragments<2>();
   check_fragments<4>();
+}
+
+template <int kColumns>
+void check_visible() {
+  for (const int begin : {kMinInt, -5, 0, 1, 96, 97, 103, 104, 130, 227, 228, 500}) {
+    for (const int end : {0, 1, 96, 98, 101, 111, 223, 224, 225, 600, kMaxInt}) {
+      for (const int sink_end : {0, 3, 98, 99, 300}) {
+        const VisibleRange range{begin, end, sink_end};
+        for (const int k_pos : {0, 96, 97}) {
+          for (int quad = 0; quad < 4; ++quad) {
+            const auto bits = fragment_visible<kColumns>(range, k_pos, quad);
+            for (int column = 2 * quad; column < kColumns; column += column % 2 == 0 ? 1 : 7) {
+              ASSERT_EQ(fragment_bit(bits, column / 8, column % 2),
+                        visible(range, k_pos + column))
+                  << begin << " " << end << " " << sink_end << " " << k_pos << " " << column;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Against the predicate of each key.
+TEST(MaskBits, FragmentsOfVisibleRanges) {
+  check_visible<80>();
+  check_visible<128>();
+  check_visible<256>();
 }
 
 }  // namespace

@@ -50,6 +50,37 @@ void check_random_plans(int first_seed, int num_seeds, BsrView (*make_view)(Rand
 TEST(Plan, RandomFlatBatches) { check_random_plans(0, 250, random_flat_view); }
 TEST(Plan, RandomTwoLevelBatches) { check_random_plans(1000, 250, random_two_level_view); }
 
+// Decodes and drafts long enough for a queue, in all its sizes; idle CTAs and heads in many parts.
+TEST(Plan, RandomQueues) {
+  int with_queue = 0, whole_heads = 0;
+  for (int seed = 0; seed < 200; ++seed) {
+    Random random(seed);
+    std::vector<int> q_len, kv_len;
+    for (int i = pick(random, {1, 2, 5, 13, 60}); i > 0; --i) {
+      kv_len.push_back(pick(random, {0, 1, 63, 64, 65, 500, 997, 3000}));
+      q_len.push_back(std::min(pick(random, {0, 1, 1, 1, 4}), kv_len.back()));
+    }
+    const BsrView view = flat_view(q_len, kv_len);
+    const Visibility visible = random_visibility(random);
+    PlanTarget target = random_target(random, view);
+    target.group_size = pick(random, {1, 3, 8});
+    target.num_ctas = pick(random, {1, 2, 7});
+    target.tile_kv = pick(random, {16, 64});
+    target.min_split_keys = pick(random, {0, 64});
+    target.max_partial_rows *= 4;
+    SCOPED_TRACE(concat("seed ", seed, ": ", describe(view, visible, target)));
+    const Plan plan = make_plan(view, visible, target);
+    check_plan(view, visible, target, plan);
+    if (::testing::Test::HasFatalFailure()) return;
+    with_queue += plan.num_queued() > 0;
+    for (size_t i = plan.cta_item_indptr.back(); i < plan.items.size(); ++i) {
+      whole_heads += plan.items[i].partial_row < 0;
+    }
+  }
+  EXPECT_GT(with_queue, 30);
+  EXPECT_GT(whole_heads, 0);
+}
+
 PlanTarget hopper(int num_ctas) {
   PlanTarget target;
   target.num_ctas = num_ctas;
@@ -231,6 +262,63 @@ TEST(Plan, EqualSharesBeginWithParts) {
   }
   EXPECT_GT(ctas_with_both, plan.num_ctas / 2);
 }
+
+// Long decodes have a queue whose items grow shorter; batches of few pieces a CTA have none, nor
+// has one whose tiles share keys.
+TEST(Plan, QueueOfLongDecodes) {
+  PlanTarget target = hopper(264);
+  target.num_shapes = 1;
+  target.shapes[0] = {.tile_q = 16, .fixed_us = 1, .us_per_key = 0.032f};
+  target.merge_us = 1.5f;
+  target.max_partial_rows = 2 * 264 * 16;
+  target.queue_percent = 15;
+  target.min_queued_keys = 256;
+  target.min_keys_for_queue = 768;
+  const BsrView view = flat_view(std::vector<int>(64, 1), std::vector<int>(64, 4096));
+  const Plan plan = make_plan(view, {.causal = 1}, target);
+  check_plan(view, {.causal = 1}, target, plan);
+  ASSERT_GT(plan.num_queued(), 264) << to_string(plan);
+  int keys = 0, before = 1 << 30;
+  for (size_t i = plan.cta_item_indptr.back(); i < plan.items.size(); ++i) {
+    const int of_item = plan.items[i].kv_end - plan.items[i].kv_begin;
+    EXPECT_LE(of_item, before);
+    before = of_item;
+    keys += of_item;
+  }
+  EXPECT_NEAR(keys, 0.15 * 64 * 8 * 4096, 0.02 * 64 * 8 * 4096);
+  EXPECT_NE(to_string(plan).find("in the queue"), std::string::npos);
+
+  const BsrView short_view = flat_view(std::vector<int>(16, 1), std::vector<int>(16, 1024));
+  EXPECT_EQ(make_plan(short_view, {.causal = 1}, target).num_queued(), 0);
+  const BsrView prefill = flat_view({2048, 4096}, {2048, 4096});
+  EXPECT_EQ(make_plan(prefill, {.causal = 1}, target).num_queued(), 0);
+}
+// A head for each multiprocessor at most: whole, since a CTA that is alone on one reads nearly
+// twice as fast and nothing is joined.
+TEST(Plan, ShortDecodesStayWholeWhereEachHasAMultiprocessor) {
+  PlanTarget target = hopper(264);
+  target.num_shapes = 1;
+  target.shapes[0] = {.tile_q = 16, .fixed_us = 1, .us_per_key = 0.032f};
+  target.merge_us = 1.5f;
+  target.num_sms = 132;
+  for (const int keys : {1024, 700}) {
+    const BsrView view = flat_view(std::vector<int>(16, 1), std::vector<int>(16, keys));
+    const Plan plan = make_plan(view, {.causal = 1}, target);
+    check_plan(view, {.causal = 1}, target, plan);
+    EXPECT_EQ(plan.num_partial_rows, 0) << to_string(plan);
+    for (int cta = 0; cta < 132; ++cta) {
+      EXPECT_LE(plan.cta_item_indptr[cta + 1] - plan.cta_item_indptr[cta], 1);
+    }
+    EXPECT_EQ(plan.cta_item_indptr[132], static_cast<int>(plan.items.size()));
+  }
+  // Not where one is far longer than the others.
+  std::vector<int> kv_len(16, 500);
+  kv_len[3] = 8000;
+  EXPECT_GT(
+      make_plan(flat_view(std::vector<int>(16, 1), kv_len), {.causal = 1}, target).num_partial_rows,
+      0);
+}
+
 TEST(Plan, UnsplitCutsNoKeys) {
   PlanTarget target = hopper(132);
   target.max_partial_rows = 0;

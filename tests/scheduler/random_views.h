@@ -128,6 +128,10 @@ inline PlanTarget random_target(Random& random, const BsrView& view) {
   }
   target.merge_us = 0.1f * static_cast<float>(random() % 20);
   target.min_split_keys = pick(random, {0, 1, 64, 100, 256});
+  target.num_sms = pick(random, {0, 1, 4, 20, 70});
+  target.queue_percent = pick(random, {0, 5, 15, 60, 100});
+  target.min_queued_keys = pick(random, {0, 1, 64, 200});
+  target.min_keys_for_queue = pick(random, {0, 300});
   target.cache_keys = pick(random, {0, 1, 300, 5000, 1 << 20});
   // Flat formats: two partial tiles a CTA; each further level may leave one state of every row.
   const int all_rows =

@@ -46,10 +46,11 @@ inline void mbarrier_arrive_expect_tx(Barrier* barrier, int bytes) {
 inline void mbarrier_complete_tx(Barrier* barrier, int bytes) {  // what TMA does
   update(barrier, [&](BarrierState& s) { s.tx -= bytes; });
 }
+inline bool mbarrier_test(Barrier* barrier, unsigned parity) {
+  return (static_cast<unsigned>(__builtin_bit_cast(BarrierState, *barrier).phase) & 1) != parity;
+}
 inline void mbarrier_wait(Barrier* barrier, unsigned parity) {
-  emulate::cta->wait_until([&] {
-    return (static_cast<unsigned>(__builtin_bit_cast(BarrierState, *barrier).phase) & 1) != parity;
-  });
+  emulate::cta->wait_until([&] { return mbarrier_test(barrier, parity); });
   emulate::cta->nap();
 }
 inline void cp_async_mbarrier_arrive(Barrier* barrier) {
