@@ -52,6 +52,7 @@ inline KernelCost sm80_cost(const KernelConfig& config) {
 // Of the keys of few rows, what CTAs draw as they are through, and the shortest piece of it. 128
 // requests of Zipf lengths, 4096 on average, one H200, microseconds: 528 without a queue; 15 per
 // cent in pieces of 256, 512, 1024 keys 517, 497, 493; 30 per cent 494, 489 of 512, 1024.
+// 12 per cent of 512, on two slower chips: 506, 521; a fifth fewer pieces for the host to plan.
 inline constexpr int kQueuePercent = 12, kMinQueuedKeys = 512;
 // 16,000 keys a CTA as above; 8,000, which are 64 x 4096: 250 us without, 252 with a queue.
 inline constexpr int kMinKeysForQueue = 12 * 1024;
