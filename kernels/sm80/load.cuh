@@ -178,13 +178,13 @@ struct Loader {
     }
   }
 
-  // Where these rows lie, for whoever copies them.
+  // Where these rows lie, for whoever copies them; of a tile that the unit lacks, some address.
   PLAIT_DEVICE void store_addresses(int j) {
     const Unit& unit = smem.unit;
 #pragma unroll
     for (int n = 0; n < kFinds; ++n) {
       int row, of_v;
-      if (!find(n, row, of_v) || j >= unit.num_tiles) continue;
+      if (!find(n, row, of_v)) continue;
       const KvStrides& stride = of_v ? call.params.v_stride : call.params.k_stride;
       const int position = unit.tiles[j] * kTileKv + row;
       const KeySlot slot{next_block[n], position % call.params.block_size};

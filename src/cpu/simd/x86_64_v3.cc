@@ -1,5 +1,6 @@
 // Built-in variants for AVX2, FMA and F16C.
-#if defined(__x86_64__)
+#include "cpu/simd/builtin.h"
+#ifdef PLAIT_X86_64_SETS
 #define PLAIT_CPU_ISA x86_64_v3
 #include "cpu/simd/builtin.inc"
 

@@ -1,5 +1,6 @@
 // Built-in variants for AVX-512 (F, BW, DQ, VL).
-#if defined(__x86_64__)
+#include "cpu/simd/builtin.h"
+#ifdef PLAIT_X86_64_SETS
 #define PLAIT_CPU_ISA x86_64_v4
 #include "cpu/simd/builtin.inc"
 
