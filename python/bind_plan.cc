@@ -40,7 +40,7 @@ nb::dict arrays_of(const Plan& plan) {
   out["token_request"] = to_bytes(plan.token_request);
   out["token_position"] = to_bytes(plan.token_position);
   out["row_map"] = to_bytes(plan.row_map);
-  out["token_merge_indptr"] = to_bytes(plan.token_merge_indptr);
+  out["merge_indptr"] = to_bytes(plan.merge_indptr);
   out["merge_sources"] = to_bytes(plan.merge_sources);
   return out;
 }
@@ -53,6 +53,7 @@ nb::dict numbers_of(const Plan& plan) {
   out["num_requests"] = plan.num_requests;
   out["num_levels"] = plan.num_levels;
   out["num_partial_rows"] = plan.num_partial_rows;
+  out["lists_per_head"] = plan.lists_per_head;
   out["total_keys"] = plan.total_keys;
   out["causal"] = plan.visible.causal;
   out["window_left"] = plan.visible.window_left;
@@ -114,6 +115,7 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   plan.num_requests = number("num_requests");
   plan.num_levels = number("num_levels");
   plan.num_partial_rows = number("num_partial_rows");
+  plan.lists_per_head = number("lists_per_head");
   plan.total_keys = integer("total_keys", LLONG_MIN, LLONG_MAX);
   plan.visible = {number("causal"), number("window_left"), number("sink_tokens")};
   plan.row_blocks = from_bytes<RowBlock>(arrays, "row_blocks");
@@ -122,8 +124,8 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   plan.token_request = from_bytes<int>(arrays, "token_request");
   plan.token_position = from_bytes<int>(arrays, "token_position");
   plan.row_map = from_bytes<int>(arrays, "row_map");
-  plan.token_merge_indptr = from_bytes<int>(arrays, "token_merge_indptr");
-  plan.merge_sources = from_bytes<MergeSource>(arrays, "merge_sources");
+  plan.merge_indptr = from_bytes<int>(arrays, "merge_indptr");
+  plan.merge_sources = from_bytes<int>(arrays, "merge_sources");
   return plan;
 }
 
@@ -207,7 +209,6 @@ void bind_plan(nb::module_& m) {
         "num_kv_heads"_a);
   m.attr("row_block_bytes") = sizeof(RowBlock);
   m.attr("work_item_bytes") = sizeof(WorkItem);
-  m.attr("merge_source_bytes") = sizeof(MergeSource);
 }
 
 }  // namespace plait::python

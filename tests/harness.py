@@ -594,7 +594,7 @@ def check(case, device="cpu", kernel="auto"):
         now = bits(built.device.get(buffer.base, buffer.dtype))
         assert np.array_equal(now, before), "an input was changed by the run"
     if case.split:
-        assert len(plan.token_merge_indptr) > 0, "the case is there for split rows, but is not split"
+        assert len(plan.merge_indptr) > 0, "the case is there for split rows, but is not split"
     built.plan = plan
     return built
 

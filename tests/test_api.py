@@ -174,7 +174,7 @@ def test_a_workspace_shared_by_two_attentions(device):
     on_device = [dev.put(x) for x in (q, k, v)]
     for attn in (many, window):
         attn.plan(qo_indptr=np.array([0, 2]), kv_indptr=np.array([0, 8000]))
-    assert len(many.current_plan.token_merge_indptr) > 0
+    assert len(many.current_plan.merge_indptr) > 0
     for attn, more in ((many, {}), (window, {"window_left": 100}), (many, {})):
         out, _ = attn.run(on_device[0], on_device[1:])
         dev.synchronize()

@@ -171,16 +171,17 @@ def check_merges(plan, arguments):
                 parts.setdefault((int(row), h, int(g)), []).append(
                     (int(block["level"]), int(item["kv_begin"]), place))
     listed = {}
-    if len(plan.token_merge_indptr):
-        assert len(plan.token_merge_indptr) == tokens + 1
-        assert plan.token_merge_indptr[-1] == len(plan.merge_sources)
-        for row in range(tokens):
-            for s in plan.merge_sources[plan.token_merge_indptr[row]:plan.token_merge_indptr[row + 1]]:
-                for h in range(s["kv_head_begin"], s["kv_head_begin"] + s["num_heads"]):
-                    for g in range(s["first_group_head"], s["first_group_head"] + s["num_group_heads"]):
-                        listed.setdefault((row, h, g), []).append(int(
-                            s["partial_row"] + (h - s["kv_head_begin"]) * s["rows_per_head"]
-                            + g - s["first_group_head"]))
+    if len(plan.merge_indptr):
+        tile_q, heads = arguments["tile_q"][0], arguments["num_kv_heads"]
+        per_head = -(-group // tile_q)
+        assert plan.lists_per_head == per_head
+        assert len(plan.merge_indptr) == tokens * heads * per_head + 1
+        assert plan.merge_indptr[-1] == len(plan.merge_sources)
+        for i, (row, h, part) in enumerate(np.ndindex(tokens, heads, per_head)):
+            sources = plan.merge_sources[plan.merge_indptr[i]:plan.merge_indptr[i + 1]]
+            for g in range(part * tile_q, min((part + 1) * tile_q, group)):
+                if len(sources):
+                    listed[(row, h, g)] = [int(s) + g - part * tile_q for s in sources]
     for key, found in parts.items():
         assert len(found) > 0
         if any(place < 0 for _, _, place in found):
@@ -239,7 +240,7 @@ def test_json_round_trip(batch):
     again = plait.Plan.from_json(plan.to_json())
     assert again == plan
     for name in ("row_blocks", "items", "cta_item_indptr", "token_request", "token_position",
-                 "row_map", "token_merge_indptr", "merge_sources"):
+                 "row_map", "merge_indptr", "merge_sources"):
         assert np.array_equal(getattr(again, name), getattr(plan, name)), name
 
 
@@ -263,7 +264,7 @@ def test_balance_of_equal_requests(b):
 
 def test_one_long_request_is_split_over_all_ctas():
     plan = plait.make_plan([0, 1], [1 << 20], group_size=8, num_kv_heads=1, num_ctas=16)
-    assert (np.diff(plan.cta_item_indptr) > 0).all() and len(plan.token_merge_indptr) == 2
+    assert (np.diff(plan.cta_item_indptr) > 0).all() and len(plan.merge_indptr) == 2
 
 
 def test_heads_do_not_multiply_the_partials():

@@ -77,8 +77,9 @@ struct Plan {
   std::vector<WorkItem> items;             // in CTA order; then the queue: a CTA that is through
   std::vector<int> cta_item_indptr;        // [num_ctas + 1]     draws the next item of it
   std::vector<int> token_request, token_position, row_map;
-  std::vector<int> token_merge_indptr;     // [num_tokens + 1]; empty: nothing is split
-  std::vector<MergeSource> merge_sources;  // in merge order: by level, then by key
+  std::vector<int> merge_indptr;           // [lists + 1]; empty: nothing is split
+  std::vector<int> merge_sources;          // in merge order: by level, then by key
+  int lists_per_head = 1;                  // merge lists of a token and kv head
   int num_queued() const {
     return cta_item_indptr.empty() ? 0 : static_cast<int>(items.size()) - cta_item_indptr.back();
   }

@@ -40,17 +40,6 @@ struct alignas(16) WorkItem {
   bool operator==(const WorkItem&) const = default;
 };
 
-// One entry of a token's merge list: an item that left partial states of some of its heads.
-// The state of kv head h, head-in-group g is partial row
-//   partial_row + (h - kv_head_begin) * rows_per_head + (g - first_group_head)
-// for h in [kv_head_begin, + num_heads) and g in [first_group_head, + num_group_heads).
-struct alignas(8) MergeSource {
-  int partial_row, rows_per_head;
-  int kv_head_begin, num_heads;
-  int first_group_head, num_group_heads;  // all of the group, but where a tile splits a token
-  bool operator==(const MergeSource&) const = default;
-};
-
 // Which queries see which keys, as data: known to the planner, the tile iterator and the mask.
 struct Visibility {
   int causal = 0;        // key position <= query position
@@ -92,14 +81,18 @@ static_assert(sizeof(CtaStart) == 128);  // a line of the L2 cache
 // What an executor reads of a Plan: the same arrays, in its own memory.
 struct PlanView {
   int num_tokens;
-  int queue_begin, queue_end;     // items of no CTA, which those that are free draw (tile/draw.cuh)
+  int queue_begin, queue_end;  // items of no CTA, which those that are free draw (tile/draw.cuh)
+  int lists_per_head;          // merge lists of a token and kv head
   const RowBlock* row_blocks;
-  const WorkItem* items;          // in CTA order, then the queue; which are whose: CtaStart
-  const int* token_request;       // [num_tokens], by row of q
-  const int* token_position;      // [num_tokens], by row of q
-  const int* row_map;             // block token -> row of q; null: identity
-  const int* token_merge_indptr;  // [num_tokens + 1], by row of q; null: nothing is split
-  const MergeSource* merge_sources;
+  const WorkItem* items;      // in CTA order, then the queue; which are whose: CtaStart
+  const int* token_request;   // [num_tokens], by row of q
+  const int* token_position;  // [num_tokens], by row of q
+  const int* row_map;         // block token -> row of q; null: identity
+  // Merge lists: of row of q `token` and kv head h, or, where a tile holds no whole group, of each
+  // part of it that a tile holds, list (token * num_kv_heads + h) * lists_per_head + part.
+  const int* merge_indptr;   // [lists + 1]; null: nothing is split
+  const int* merge_sources;  // in the order of the sum: partial row of the part's first head, with
+                             //   those of its others behind it
   const TokenMask* token_mask;  // [num_tokens], by row of q; null: no custom mask
   const unsigned* mask_words;
   BlockTable tables[kMaxLevels];

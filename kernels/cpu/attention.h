@@ -439,19 +439,12 @@ struct Attention {
     }
   }
 
-  // ---- Merge: joins the partial rows of (token, query head) in the order of the token's list. A
-  // head that no source covers was final already and is left alone.
-  void merge_row(int token, int kv_head, int group_head) const {
+  // ---- Merge: joins the partial rows of the i-th query head of a list, in the list's order.
+  void merge_row(int list, int i, int qo_head) const {
     float out[256] = {};
     SoftmaxState state;
-    bool any = false;
-    const int end = plan.token_merge_indptr[token + 1];
-    for (int i = plan.token_merge_indptr[token]; i < end; ++i) {
-      const MergeSource& source = plan.merge_sources[i];
-      const int h = kv_head - source.kv_head_begin, g = group_head - source.first_group_head;
-      if (h < 0 || h >= source.num_heads || g < 0 || g >= source.num_group_heads) continue;
-      any = true;
-      const i64 row = source.partial_row + static_cast<i64>(h) * source.rows_per_head + g;
+    for (int s = plan.merge_indptr[list]; s < plan.merge_indptr[list + 1]; ++s) {
+      const i64 row = plan.merge_sources[s] + i;
       const float* partial = params.partial_out + row * dim_vo;
       OutputScales scales{1.0f, 1.0f};
       if constexpr (kUseSoftmax) {
@@ -460,14 +453,13 @@ struct Attention {
       }
       for (int d = 0; d < dim_vo; ++d) out[d] = scales.a * out[d] + scales.b * partial[d];
     }
-    if (!any) return;
     const bool empty = kUseSoftmax && state.sum == 0.0f;
     if (kUseSoftmax && !empty) {
       const float inverse = 1.0f / state.sum;
       for (int d = 0; d < dim_vo; ++d) out[d] *= inverse;
     }
-    store_row(token, kv_head * params.group_size + group_head, out, empty,
-              natural_lse(state.max_logit * kLn2, state.sum));
+    const int token = list / (params.num_kv_heads * plan.lists_per_head);
+    store_row(token, qo_head, out, empty, natural_lse(state.max_logit * kLn2, state.sum));
   }
 };
 
@@ -475,13 +467,10 @@ template <Config kConfig, class V>
 inline void attention(const Call& call) {
   Attention<kConfig, V> self(call);
   if (call.phase == Phase::kAttend) {
-    self.attend(call.index, call.kv_head, call.num_heads);
+    self.attend(call.index, call.head, call.num_heads);
     return;
   }
-  for (int h = 0; h < call.num_heads; ++h) {
-    for (int g = 0; g < self.params.group_size; ++g)
-      self.merge_row(call.index, call.kv_head + h, g);
-  }
+  for (int i = 0; i < call.num_heads; ++i) self.merge_row(call.index, i, call.head + i);
 }
 
 }  // namespace PLAIT_CPU_ISA

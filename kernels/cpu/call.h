@@ -37,8 +37,8 @@ struct Call {
   int head_dim_qk, head_dim_vo;
   float* scratch;  // scratch_floats() of the calling thread's own, 64-byte aligned
   Phase phase;
-  int index;               // kAttend: item; kMerge: token (row of q) that has a merge list
-  int kv_head, num_heads;  // the kv heads of it to do
+  int index;            // kAttend: item; kMerge: merge list
+  int head, num_heads;  // kAttend: the kv heads of it to do; kMerge: its query heads
 };
 using Function = void (*)(const Call&);
 

@@ -64,7 +64,7 @@ struct Params {
   const CtaStart* starts;   // likewise, [CTAs of the grid]; the CPU has none
   float* partial_out;       // [partial rows, head_dim_vo], normalised; null if nothing may be split
   float* partial_lse;       // [partial rows], natural log
-  unsigned* arrived;        // [plan tokens, num_kv_heads]; 0 between runs
+  unsigned* arrived;        // [merge lists]: PlanView::merge_indptr; 0 between runs
   unsigned* tickets;        // how many the queue has given out; 0 between runs
   RowStrides q_stride, out_stride, lse_stride;
   KvStrides k_stride, v_stride;
@@ -91,6 +91,11 @@ struct VariantCall {
 // How many packed rows of whole tokens fit a tile; a group larger than the tile is split.
 PLAIT_HD int rows_per_tile(int tile_q, int group_size) {
   return group_size >= tile_q ? tile_q : tile_q / group_size * group_size;
+}
+// Into how many parts, each of at most tile_q heads, tiles split a token's group; what is joined is
+// a part.
+PLAIT_HD int lists_per_head(int tile_q, int group_size) {
+  return (group_size + tile_q - 1) / tile_q;
 }
 
 }  // namespace plait

@@ -102,18 +102,20 @@ PLAIT_DEVICE void load_q(const Params& params, const typename Variant::Params& v
 }
 
 // Brings near what the plan says of the parts that this unit is one of. By `num_threads` threads.
+template <KernelConfig kConfig>
 PLAIT_DEVICE void prefetch_merge_lists(const Params& params, const Unit& unit, int thread,
                                        int num_threads) {
-  constexpr int kSources = 128 / sizeof(MergeSource);  // of a line
+  constexpr int kSources = 128 / sizeof(int);  // of a line
   const PlanView& plan = *params.plan;
   const int first = unit.first_row / params.group_size;
   const int last = (unit.first_row + unit.num_rows - 1) / params.group_size;
 #pragma unroll 1
   for (int t = first + thread; t <= last; t += num_threads) {
     const int token = token_of(plan, unit.first_token, t);
-    const int end = plan.token_merge_indptr[token + 1];
+    const int list = merge_list<kConfig>(params, token, unit.kv_head, unit.first_row);
+    const int end = plan.merge_indptr[list + 1];
 #pragma unroll 1
-    for (int i = plan.token_merge_indptr[token]; i < end; i += kSources) {
+    for (int i = plan.merge_indptr[list]; i < end; i += kSources) {
       ptx::prefetch_l2(plan.merge_sources + i);
     }
   }
@@ -208,7 +210,7 @@ PLAIT_DEVICE void finish_tiles(const Params& params, const typename Variant::Par
     const Unit& unit = smem.units[u % kUnits];
     const int num_tiles = unit.item == nullptr ? 0 : unit.tiles.size();
     if (num_tiles > 0 && unit.partial_row >= 0) {
-      prefetch_merge_lists(params, unit, threadIdx.x % 128 - 32 * R::kLoadWarps, kThreads);
+      prefetch_merge_lists<kConfig>(params, unit, threadIdx.x % 128 - 32 * R::kLoadWarps, kThreads);
     }
     const int request = num_tiles == 0 ? 0 : request_of_keys(*params.plan, *unit.block);
     // Tiles with a second stage: all with a transform, else only a last one with foreign rows.

@@ -10,59 +10,13 @@
 
 namespace plait {
 
-// Does `source` hold head `g` of the group of `kv_head`; does it hold any head of the group?
-// (Without branches, so that the fields are loaded together.)
-PLAIT_HD bool is_in(int x, int begin, int count) {
-  return static_cast<unsigned>(x - begin) < static_cast<unsigned>(count);
-}
-PLAIT_HD bool covers(const MergeSource& source, int kv_head) {
-  return is_in(kv_head, source.kv_head_begin, source.num_heads);
-}
-PLAIT_HD bool covers(const MergeSource& source, int kv_head, int g) {
-  return covers(source, kv_head) & is_in(g, source.first_group_head, source.num_group_heads);
-}
-PLAIT_HD int partial_row_of(const MergeSource& source, int kv_head, int g) {
-  return source.partial_row + (kv_head - source.kv_head_begin) * source.rows_per_head +
-         (g - source.first_group_head);
-}
-
-// The parts of a (token, kv head): how many, and the sources among which they are. A token's list
-// has those of every kv head, of which a plan without levels has one after the other.
-struct Parts {
-  int count = 0;
-  unsigned first = ~0u;
-  int last = -1;
-};
-
-// Of `token`, by `num_lanes` lanes of a warp (a power of two), of which this is `lane`. Other lanes
-// of the warp may look for another token's, or, with token < 0, for nobody's.
-PLAIT_DEVICE Parts find_parts(const PlanView& plan, int token, int kv_head, int lane,
-                              int num_lanes) {
-  constexpr int kBatch = 4;  // loads in flight
-  Parts parts;
-  if (token >= 0) {
-    const int end = plan.token_merge_indptr[token + 1];
-#pragma unroll 1
-    for (int i = plan.token_merge_indptr[token] + lane; i < end; i += kBatch * num_lanes) {
-#pragma unroll
-      for (int b = 0; b < kBatch; ++b) {
-        const int at = i + b * num_lanes;
-        const bool is_part = (at < end) & covers(plan.merge_sources[min(at, end - 1)], kv_head);
-        parts.count += is_part;
-        const int found = is_part ? at : -1;
-        parts.first = static_cast<unsigned>(found) < parts.first ? found : parts.first;
-        parts.last = max(parts.last, found);
-      }
-    }
-  }
-#pragma unroll 1
-  for (int step = num_lanes >> 1; step > 0; step >>= 1) {
-    const unsigned first = __shfl_xor_sync(~0u, parts.first, step);
-    parts.first = first < parts.first ? first : parts.first;
-    parts.last = max(parts.last, __shfl_xor_sync(~0u, parts.last, step));
-    parts.count += __shfl_xor_sync(~0u, parts.count, step);
-  }
-  return parts;
+// The merge list of a tile's rows of `token`. first_row: the tile's; says which part of the group
+// they are, where that is split.
+template <KernelConfig kConfig>
+PLAIT_DEVICE int merge_list(const Params& params, int token, int kv_head, int first_row) {
+  constexpr int kTileQ = kConfig.shapes[0].tile_q;
+  const int place = token * params.num_kv_heads + kv_head;
+  return place * lists_per_head(kTileQ, params.group_size) + first_row % params.group_size / kTileQ;
 }
 
 // Tells that the partial rows of (item, kv_head) are written, and merges what is complete thereby.
@@ -98,46 +52,40 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   const int group_size = params.group_size, lane = thread % 32, side = lane / kSideLanes;
   const int num_warps = num_threads / 32;
   const int first_token = first_row / group_size;
-  const int num_tokens = (first_row + num_rows - 1) / group_size - first_token + 1;
+  // Head of the first row, which is not 0 only where a tile holds no whole group.
+  const int first_head = first_row - first_token * group_size;
 
-  // This warp's rows, and their tokens (at most 32: a warp's share of a tile), a few lanes each.
-  const int rows_of_warp = (num_tokens * group_size + num_warps - 1) / num_warps;
-  const int row = thread / 32 * rows_of_warp;
-  const int end_row = min(row + rows_of_warp, num_tokens * group_size);
-  const int warp_token = row / group_size;
-  const int lane_bits = __clz(max((end_row - 1) / group_size - warp_token, 0)) - 27;
-  const int t = warp_token + (lane >> lane_bits);
+  // This warp's rows, counted from the first token's, and the token of each lane (they are at most
+  // 32: a warp's share of a tile) with its list. It is read while partial rows are being stored.
+  const int rows_of_warp = (num_rows + num_warps - 1) / num_warps;
+  const int row = first_head + thread / 32 * rows_of_warp;
+  const int end_row = min(row + rows_of_warp, first_head + num_rows);
+  const int warp_token = row / group_size, t = warp_token + lane;
   const int token = t * group_size < end_row ? token_of(plan, block_token, first_token + t) : -1;
-  // What the plan says is read while the stores of partial rows are under way.
-  const int lane_of_token = lane & ((1 << lane_bits) - 1);
-  const Parts parts = find_parts(plan, token, kv_head, lane_of_token, 1 << lane_bits);
+  const int list = merge_list<kConfig>(params, max(token, 0), kv_head, first_row);
+  const int list_begin = plan.merge_indptr[list], list_end = plan.merge_indptr[list + 1];
 
   // The row in hand: token of the warp's, head of the group; and how many there are from it on.
   int row_t = 0, g = row - warp_token * group_size, rows_left = end_row - row;
   // Its next sources, and the partial rows of a round, lane by lane.
-  int source = static_cast<int>(__shfl_sync(~0u, parts.first, 0));
-  int last_source = __shfl_sync(~0u, parts.last, 0);
-  const auto source_of_lane = [&] {
-    return plan.merge_sources[max(min(source + lane, last_source), 0)];
+  int source = __shfl_sync(~0u, list_begin, 0), end_source = __shfl_sync(~0u, list_end, 0);
+  const auto row_of_lane = [&] {  // -1: none
+    const bool is_part = (lane < kParts) & (source + lane < end_source);
+    return is_part ? plan.merge_sources[source + lane] + g - first_head : -1;
   };
-  const auto row_of_lane = [&](const MergeSource& of_lane) {  // -1: none
-    const bool is_part = (lane < kParts) & (source + lane <= last_source);
-    const int row = partial_row_of(of_lane, kv_head, g);
-    return is_part & covers(of_lane, kv_head, g) ? row : -1;
-  };
-  const MergeSource first_source = source_of_lane();
+  int partial_row = row_of_lane();
 
   sync();  // all partial rows are written before one thread releases them
   // One lane for each token whose first row is this warp's.
-  if (token >= 0 && lane_of_token == 0 && t * group_size >= row) {
-    unsigned* counter = params.arrived + static_cast<i64>(token) * params.num_kv_heads + kv_head;
-    const bool is_last = ptx::arrive_acq_rel(counter) + 1 == static_cast<unsigned>(parts.count);
+  if (token >= 0 && max(t * group_size, first_head) >= row) {
+    unsigned* counter = params.arrived + list;
+    const bool is_last =
+        ptx::arrive_acq_rel(counter) + 1 == static_cast<unsigned>(list_end - list_begin);
     if (is_last) *counter = 0;  // for the next run; nobody else arrives here in this one
     last[t] = is_last;
   }
   sync();  // hands the acquired parts on to every thread
 
-  int partial_row = row_of_lane(first_source);
   bool is_first = true;                // of a row's rounds
   float max_logit = 0.0f, sum = 0.0f;  // base 2
   float out[kChunks][4] = {};
@@ -168,19 +116,18 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
     }
 
     // What comes next, of this row or of the next one.
-    const int qo_head = kv_head * group_size + g, lane_of_row = row_t << lane_bits;
+    const int qo_head = kv_head * group_size + g, lane_of_row = row_t;
     source += kParts;
-    const bool done = source > last_source;
+    const bool done = source >= end_source;
     rows_left -= done;
     g += done;
     const bool next_token = g == group_size;
     g = next_token ? 0 : g;
     row_t += next_token;
-    const int lane_of_next = row_t << lane_bits & 31;
-    const int first_of_next = static_cast<int>(__shfl_sync(~0u, parts.first, lane_of_next));
-    source = done ? first_of_next : source;
-    last_source = __shfl_sync(~0u, parts.last, lane_of_next);
-    partial_row = row_of_lane(source_of_lane());
+    const int begin_of_next = __shfl_sync(~0u, list_begin, row_t & 31);
+    source = done ? begin_of_next : source;
+    end_source = __shfl_sync(~0u, list_end, row_t & 31);
+    partial_row = row_of_lane();
 
     float keep = 1.0f;
     if constexpr (kUseSoftmax) {
@@ -209,22 +156,22 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
 
     is_first = done;
     if (!(done & complete)) continue;
-    if constexpr (kSides == 2) {  // both get the sum, and store every second chunk
-      sum += __shfl_xor_sync(~0u, sum, 16);
-      for (int c = 0; c < kChunks; ++c) {
-        for (int e = 0; e < 4; ++e) out[c][e] += __shfl_xor_sync(~0u, out[c][e], 16);
-      }
-    }
+    if constexpr (kSides == 2) sum += __shfl_xor_sync(~0u, sum, 16);
     const int row_token = __shfl_sync(~0u, token, lane_of_row);
     const bool empty = kUseSoftmax && sum == 0.0f;
     const float inverse = kUseSoftmax ? reciprocal(sum) : 1.0f, scale = empty ? 0.0f : inverse;
     for (int c = 0; c < kChunks; c += kSides) {
-      const int dim = 4 * kSideLanes * c + 4 * lane;
-      if (dim >= kDim) break;
       float x[4];
       for (int e = 0; e < 4; ++e) {
-        x[e] = (side == 0 ? out[c][e] : out[min(c + 1, kChunks - 1)][e]) * scale;
+        x[e] = out[c][e];
+        if constexpr (kSides == 2) {  // each side gives the other one what that stores: every
+          const float next = out[min(c + 1, kChunks - 1)][e];  // second chunk
+          x[e] = (side == 0 ? x[e] : next) + __shfl_xor_sync(~0u, side == 0 ? next : x[e], 16);
+        }
+        x[e] *= scale;
       }
+      const int dim = 4 * kSideLanes * c + 4 * lane;
+      if (dim >= kDim) break;
       store_out4<kConfig, V>(params, variant, plan, row_token, qo_head, dim, empty, x);
     }
     // (-inf where the sum is 0)

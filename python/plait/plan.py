@@ -42,17 +42,6 @@ WORK_ITEM = _struct(
     ),
     _plait.work_item_bytes,
 )
-MERGE_SOURCE = _struct(
-    (
-        "partial_row",
-        "rows_per_head",
-        "kv_head_begin",
-        "num_heads",
-        "first_group_head",
-        "num_group_heads",
-    ),
-    _plait.merge_source_bytes,
-)
 _ARRAYS = {
     "row_blocks": ROW_BLOCK,
     "items": WORK_ITEM,
@@ -60,8 +49,8 @@ _ARRAYS = {
     "token_request": np.dtype(np.int32),
     "token_position": np.dtype(np.int32),
     "row_map": np.dtype(np.int32),
-    "token_merge_indptr": np.dtype(np.int32),
-    "merge_sources": MERGE_SOURCE,
+    "merge_indptr": np.dtype(np.int32),
+    "merge_sources": np.dtype(np.int32),
 }
 
 # Modelled times are counted in 64-bit picoseconds: these stay well below, whatever the batch.
@@ -71,11 +60,12 @@ _MOST_US, _MOST_US_PER_KEY = 1e6, 1e3
 class Plan:
     """What every executor runs: include/plait/plan.h and plan_data.h say what each field means.
 
-    Arrays (read-only NumPy): row_blocks, items (in CTA order, then those that CTAs draw) and merge_sources are structured;
-    cta_item_indptr, token_request, token_position, row_map, token_merge_indptr are int32.
-    Numbers: chosen, num_ctas, num_tokens, num_requests, num_levels, num_partial_rows, total_keys,
-    causal, window_left, sink_tokens. candidates: dicts of the cuts that were scored; balance:
-    modelled time of the busiest CTA over the mean. `str(plan)` is a table; plans compare with ==.
+    Arrays (read-only NumPy): row_blocks and items (in CTA order, then those that CTAs draw) are
+    structured; cta_item_indptr, token_request, token_position, row_map, merge_indptr and
+    merge_sources are int32. Numbers: chosen, num_ctas, num_tokens, num_requests, num_levels,
+    num_partial_rows, lists_per_head, total_keys, causal, window_left, sink_tokens. candidates:
+    dicts of the cuts that were scored; balance: modelled time of the busiest CTA over the mean.
+    `str(plan)` is a table; plans compare with ==.
     """
 
     def __init__(self, data):

@@ -22,7 +22,7 @@ namespace {
 // Kv heads of an item, or of a token to merge, for one thread.
 struct Task {
   int index;
-  int kv_head, num_heads;
+  int head, num_heads;
 };
 
 struct FreeAligned {
@@ -66,8 +66,8 @@ class CpuExecutor : public Executor {
     next.view.token_request = p.token_request.data();
     next.view.token_position = p.token_position.data();
     next.view.row_map = p.row_map.empty() ? nullptr : p.row_map.data();
-    next.view.token_merge_indptr =
-        p.token_merge_indptr.empty() ? nullptr : p.token_merge_indptr.data();
+    next.view.lists_per_head = p.lists_per_head;
+    next.view.merge_indptr = p.merge_indptr.empty() ? nullptr : p.merge_indptr.data();
     next.view.merge_sources = p.merge_sources.data();
     if (!view.mask.tokens.empty()) {  // a mask on the CPU is a host mask
       next.token_mask = view.mask.tokens;
@@ -130,9 +130,13 @@ class CpuExecutor : public Executor {
       }
     }
     to.merges.clear();
-    for (int token = 0; token + 1 < static_cast<int>(plan.token_merge_indptr.size()); ++token) {
-      if (plan.token_merge_indptr[token] == plan.token_merge_indptr[token + 1]) continue;
-      for (int h = 0; h < config_.num_kv_heads; ++h) to.merges.push_back({token, h, 1});
+    for (size_t list = 0; list + 1 < plan.merge_indptr.size(); ++list) {
+      if (plan.merge_indptr[list] == plan.merge_indptr[list + 1]) continue;
+      const int kv_head = static_cast<int>(list / plan.lists_per_head) % config_.num_kv_heads;
+      const int begin = static_cast<int>(list) % plan.lists_per_head * target_.shapes[0].tile_q;
+      const int end = std::min(begin + target_.shapes[0].tile_q, target_.group_size);
+      to.merges.push_back(
+          {static_cast<int>(list), kv_head * target_.group_size + begin, end - begin});
     }
   }
 
@@ -142,7 +146,7 @@ class CpuExecutor : public Executor {
     pool_->run(static_cast<int>(tasks.size()), max_threads, [&](int i, int thread) {
       const Task& task = tasks[i];
       kernel_.function({&params, variant, config_.dtype, config_.head_dim_qk, config_.head_dim_vo,
-                        scratch_of(thread), phase, task.index, task.kv_head, task.num_heads});
+                        scratch_of(thread), phase, task.index, task.head, task.num_heads});
     });
   }
 

@@ -86,8 +86,10 @@ class CudaExecutor : public Executor {
     head_ = DeviceBuffer(device_, head_bytes());
     counters_ = DeviceBuffer(
         device_,
-        sizeof(unsigned) * (kTicketCounters + config.bounds.query_tokens *
-                                                  static_cast<std::size_t>(config.num_kv_heads)));
+        sizeof(unsigned) *
+            (kTicketCounters +
+             static_cast<std::size_t>(config.bounds.query_tokens) * config.num_kv_heads *
+                 lists_per_head(target_.shapes[0].tile_q, target_.group_size)));
     const std::size_t body_bytes = cuda::usual_body_bytes(config, target_);
     bodies_.emplace_back(device_, body_bytes);
     // Plans of a model a few steps ahead of the device, before memory must be pinned in plan().
@@ -137,7 +139,7 @@ class CudaExecutor : public Executor {
       call.counters = static_cast<unsigned*>(counters_.data());
       call.num_counters = kTicketCounters;
       if (plan.num_partial_rows > 0) {
-        call.num_counters += static_cast<i64>(plan.num_tokens) * config_.num_kv_heads;
+        call.num_counters += static_cast<i64>(plan.merge_indptr.size()) - 1;
       }
       // Four units a thread: kInFlight of the kernel.
       constexpr std::size_t kBytesOfCta = jit::kUtilityThreads * 4 * cuda::kUnitBytes;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "host_device/config.h"
 #include "plait/error.h"
 
 namespace plait::cuda {
@@ -40,12 +41,13 @@ PlanView put_all(const Plan& plan, const FormatView& view, const unsigned* packe
   out.num_tokens = plan.num_tokens;
   out.queue_begin = plan.cta_item_indptr[plan.num_ctas];
   out.queue_end = static_cast<int>(plan.items.size());
+  out.lists_per_head = plan.lists_per_head;
   out.row_blocks = body.put(plan.row_blocks);
   out.items = body.put(plan.items);
   out.token_request = body.put(plan.token_request);
   out.token_position = body.put(plan.token_position);
   out.row_map = body.put(plan.row_map);
-  out.token_merge_indptr = body.put(plan.token_merge_indptr);
+  out.merge_indptr = body.put(plan.merge_indptr);
   out.merge_sources = body.put(plan.merge_sources);
   const MaskView& mask = view.mask;
   out.token_mask = body.put(mask.tokens);
@@ -108,8 +110,10 @@ std::size_t usual_body_bytes(const AttentionConfig& config, const PlanTarget& ta
   // Items are whole tiles of a few heads, and pieces of split ones.
   const std::size_t items = levels * (rows / tile_rows + b.requests) + 8 * target.num_ctas;
   std::size_t bytes = blocks * sizeof(RowBlock) + items * sizeof(WorkItem);
-  bytes += b.query_tokens * sizeof(int) * (4 + levels);
-  bytes += (8 * target.num_ctas + levels * b.query_tokens) * sizeof(MergeSource);
+  bytes += b.query_tokens * sizeof(int) * (3 + levels);
+  const std::size_t lists = static_cast<std::size_t>(b.query_tokens) * config.num_kv_heads *
+                            lists_per_head(target.shapes[0].tile_q, target.group_size);
+  bytes += (lists + target.max_partial_rows) * sizeof(int);
   // Host page tables: what the bounds promise if they say it; else some, because requests times
   // the longest of them is far more than any batch has.
   constexpr long long kUnpromisedPages = 1 << 20;

@@ -208,7 +208,6 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
         " sink tokens; at most ", kMaxWindow, " are taken of each");
   scheduler::make_row_tiles(view, visible, model, scratch, plan);
   const std::vector<RowTile>& tiles = scratch.tiles;
-  const bool group_is_split = model.group_size > model.tile_q[0];
   const Workload workload = describe(tiles, model, plan.num_levels);
   const double nearly_equal = workload.keys_are_shared ? kNearlyEqualSharedKeys : kNearlyEqual;
 
@@ -241,7 +240,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
                                                     target.max_partial_rows, scratch, cuts);
     }
     if (candidate.fits) {
-      scheduler::number_partial_rows(model.group_size, group_is_split, cuts);
+      scheduler::number_partial_rows(cuts);
       candidate.fits = cuts.num_partial_rows <= target.max_partial_rows;
     }
     candidate.num_partial_rows = cuts.num_partial_rows;
@@ -275,7 +274,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   plan.num_partial_rows = scratch.best.num_partial_rows;
   write_items(scratch.best, model, scratch, plan);
   find_mask_begins(view, model, plan);
-  scheduler::make_merge_lists(scratch.best.items, model.group_size, scratch, plan);
+  scheduler::make_merge_lists(scratch.best.items, model, plan);
 }
 
 Plan make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,

@@ -50,8 +50,11 @@ std::string to_string(const Plan& plan) {
     most = std::max(most, items);
   }
   int merged_tokens = 0;
-  for (size_t i = 1; i < plan.token_merge_indptr.size(); ++i) {
-    merged_tokens += plan.token_merge_indptr[i] > plan.token_merge_indptr[i - 1];
+  if (const std::vector<int>& indptr = plan.merge_indptr; !indptr.empty()) {
+    const size_t lists = (indptr.size() - 1) / plan.num_tokens;  // of a token
+    for (size_t i = 0; i + 1 < indptr.size(); i += lists) {
+      merged_tokens += indptr[i + lists] > indptr[i];
+    }
   }
   text << "  " << plan.items.size() << " items on " << busy << " of " << plan.num_ctas
        << " CTAs, at most " << most << " each";

@@ -93,13 +93,11 @@ bool cut_large_then_fill(const std::vector<RowTile>& tiles, const CostModel& mod
 // The chunk of Algorithm 1: keys of the whole list / number of CTAs.
 int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model);
 
-// Numbers the partial rows of `cuts` (items marked by partial_row 0), after marking every item of a
-// token whose group is spread over several tiles as soon as one of them is.
-void number_partial_rows(int group_size, bool group_is_split, Cuts& cuts);
+// Numbers the partial rows of `cuts` (items marked by partial_row 0).
+void number_partial_rows(Cuts& cuts);
 
-// Fills plan.token_merge_indptr and merge_sources from items in merge order.
-void make_merge_lists(const std::vector<WorkItem>& items, int group_size, Scratch& scratch,
-                      Plan& plan);
+// Fills plan.merge_indptr and merge_sources from items in merge order.
+void make_merge_lists(const std::vector<WorkItem>& items, const CostModel& model, Plan& plan);
 
 // Modelled cost of one finished item.
 i64 item_ps(const WorkItem& item, const RowBlock& block, const Visibility& visible,

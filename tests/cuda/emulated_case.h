@@ -204,8 +204,8 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   view.token_request = plan.token_request.data();
   view.token_position = plan.token_position.data();
   view.row_map = plan.row_map.empty() ? nullptr : plan.row_map.data();
-  view.token_merge_indptr =
-      plan.token_merge_indptr.empty() ? nullptr : plan.token_merge_indptr.data();
+  view.lists_per_head = plan.lists_per_head;
+  view.merge_indptr = plan.merge_indptr.empty() ? nullptr : plan.merge_indptr.data();
   view.merge_sources = plan.merge_sources.data();
   // Custom mask bits, for keys from kMaskBegin on: what the meaning says.
   std::vector<TokenMask> token_mask;
@@ -255,7 +255,7 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   std::vector<float> partial_out(
       static_cast<std::size_t>(plan.num_partial_rows) * s.head_dim_vo + 4, nan);
   std::vector<float> partial_lse(plan.num_partial_rows + 1, nan);
-  std::vector<unsigned> arrived(static_cast<std::size_t>(plan.num_tokens) * s.num_kv_heads + 1);
+  std::vector<unsigned> arrived(plan.merge_indptr.size() + 1);
 
   const int block = s.affine ? 1 : s.page_size;
   VariantCall<V> call{};

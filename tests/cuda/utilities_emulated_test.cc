@@ -320,7 +320,7 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   }
   same(got.token_request, plan.token_request);
   same(got.token_position, plan.token_position);
-  same(got.token_merge_indptr, plan.token_merge_indptr);
+  same(got.merge_indptr, plan.merge_indptr);
   same(got.merge_sources, plan.merge_sources);
   same(got.token_mask, format.mask.tokens);
   EXPECT_EQ(mask.tokens, got.token_mask);

@@ -153,7 +153,7 @@ def test_mixed_batches(kernel):
 
 def test_the_plan_is_split_in_one_and_not_in_the_other(kernel):
     step = Step(kernel, 2, 8, 1, 1300, 41, 20000, 2, max_q_len=1)
-    assert len(step.plan([(1, 20000), (1, 1)]).token_merge_indptr) > 0
+    assert len(step.plan([(1, 20000), (1, 1)]).merge_indptr) > 0
     check_replays(step, [(1, 20), (1, 1)], [[(1, 20000), (1, 1)], [(1, 64), (1, 3)]])
 
 

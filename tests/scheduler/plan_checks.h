@@ -186,54 +186,45 @@ inline void check_split_lengths(const PlanTarget& target, const Plan& plan, cons
   }
 }
 
-// A (token, kv head) is final, by one item a row, and in no list; or all its items are partial and
-// its list names exactly their rows, in order, one source an item.
+// The rows of a (token, kv head), or of each part of a group that tiles split, are final, by one
+// item, and in no list; or all their items are partial and the list names exactly their partial
+// rows, in order, one source an item.
 inline void check_merge_lists(const PlanTarget& target, const Plan& plan, const Parts& parts) {
-  if (plan.token_merge_indptr.empty()) {
+  const int tile_q = target.shapes[0].tile_q;
+  const int per_head = (target.group_size + tile_q - 1) / tile_q;
+  ASSERT_EQ(plan.lists_per_head, per_head);
+  const size_t num_lists = static_cast<size_t>(plan.num_tokens) * target.num_kv_heads * per_head;
+  if (plan.merge_indptr.empty()) {
     ASSERT_TRUE(plan.merge_sources.empty());
     ASSERT_EQ(plan.num_partial_rows, 0);
   } else {
-    ASSERT_EQ(plan.token_merge_indptr.size(), static_cast<size_t>(plan.num_tokens + 1));
-    ASSERT_EQ(plan.token_merge_indptr.front(), 0);
-    ASSERT_EQ(plan.token_merge_indptr.back(), static_cast<int>(plan.merge_sources.size()));
-    ASSERT_TRUE(std::is_sorted(plan.token_merge_indptr.begin(), plan.token_merge_indptr.end()));
+    ASSERT_EQ(plan.merge_indptr.size(), num_lists + 1);
+    ASSERT_EQ(plan.merge_indptr.front(), 0);
+    ASSERT_EQ(plan.merge_indptr.back(), static_cast<int>(plan.merge_sources.size()));
+    ASSERT_TRUE(std::is_sorted(plan.merge_indptr.begin(), plan.merge_indptr.end()));
   }
-  for (int token = 0; token < plan.num_tokens; ++token) {
-    std::vector<MergeSource> sources;
-    if (!plan.token_merge_indptr.empty()) {
-      sources.assign(plan.merge_sources.begin() + plan.token_merge_indptr[token],
-                     plan.merge_sources.begin() + plan.token_merge_indptr[token + 1]);
+  for (size_t list = 0; list < num_lists; ++list) {
+    const int place = static_cast<int>(list / per_head), part = static_cast<int>(list % per_head);
+    const int token = place / target.num_kv_heads, head = place % target.num_kv_heads;
+    std::vector<int> sources;
+    if (!plan.merge_indptr.empty()) {
+      sources.assign(plan.merge_sources.begin() + plan.merge_indptr[list],
+                     plan.merge_sources.begin() + plan.merge_indptr[list + 1]);
     }
-    for (int head = 0; head < target.num_kv_heads; ++head) {
-      std::set<int> items, final_items;
-      size_t arrivals = 0;
-      for (const MergeSource& source : sources) {
-        arrivals += head >= source.kv_head_begin && head < source.kv_head_begin + source.num_heads;
+    std::set<int> items;
+    for (int g = part * tile_q; g < std::min((part + 1) * tile_q, target.group_size); ++g) {
+      const std::vector<Part>& found = parts.at({token, head, g});
+      std::vector<int> rows, listed;
+      for (const Part& p : found) {
+        items.insert(p.item);
+        if (p.partial_row >= 0) rows.push_back(p.partial_row);
       }
-      for (int g = 0; g < target.group_size; ++g) {
-        const std::vector<Part>& list = parts.at({token, head, g});
-        std::vector<int> rows, listed;
-        for (const Part& part : list) {
-          items.insert(part.item);
-          if (part.partial_row < 0) {
-            final_items.insert(part.item);
-          } else {
-            rows.push_back(part.partial_row);
-          }
-        }
-        for (const MergeSource& s : sources) {
-          if (head < s.kv_head_begin || head >= s.kv_head_begin + s.num_heads) continue;
-          if (g < s.first_group_head || g >= s.first_group_head + s.num_group_heads) continue;
-          listed.push_back(s.partial_row + (head - s.kv_head_begin) * s.rows_per_head +
-                           (g - s.first_group_head));
-        }
-        ASSERT_EQ(rows, listed) << "token " << token << " kv head " << head << " group head " << g;
-        ASSERT_TRUE(!rows.empty() || list.size() == 1) << "two items write one final row";
-      }
-      ASSERT_TRUE(final_items.empty() || final_items == items)
+      for (const int source : sources) listed.push_back(source + g - part * tile_q);
+      ASSERT_EQ(rows, listed) << "token " << token << " kv head " << head << " group head " << g;
+      ASSERT_TRUE(rows.empty() ? found.size() == 1 : rows.size() == found.size())
           << "token " << token << " kv head " << head << " is both final and partial";
-      ASSERT_EQ(arrivals, final_items.empty() ? items.size() : 0u);
     }
+    ASSERT_TRUE(sources.empty() || items.size() == sources.size());
   }
 }
 

@@ -347,9 +347,9 @@ TEST(Plan, AlgorithmOneTakenLiterally) {
   EXPECT_EQ(tight.candidates[tight.chosen].chunk, 1536);
 }
 
-TEST(Plan, SplitGroupsAreMergedWhole) {
+TEST(Plan, PartsOfAGroupAreMergedAlone) {
   // 24 heads a group: a tile of 16 rows, one of 8 at half the cost. Half of all work ends within
-  // the first, so that it is split and the second is not; yet one counter serves both.
+  // the first, so that it is split and the second is not.
   PlanTarget target = hopper(2);
   target.shapes[0] = {.tile_q = 16, .key_split = 1, .fixed_us = 1, .us_per_key = 0.04f};
   target.shapes[1] = {.tile_q = 8, .key_split = 1, .fixed_us = 1, .us_per_key = 0.02f};
@@ -359,7 +359,8 @@ TEST(Plan, SplitGroupsAreMergedWhole) {
   const Plan plan = make_plan(view, {}, target);
   check_plan(view, {}, target, plan);
   ASSERT_EQ(plan.items.size(), 3u) << to_string(plan);
-  for (const WorkItem& item : plan.items) EXPECT_GE(item.partial_row, 0);
+  for (const WorkItem& item : plan.items) EXPECT_EQ(item.partial_row >= 0, item.first_row == 0);
+  EXPECT_EQ(plan.merge_indptr, (std::vector<int>{0, 2, 2}));
 }
 
 std::string error_of(const BsrView& view, const PlanTarget& target) {
