@@ -169,12 +169,16 @@ KernelConfig with_third_warpgroup(KernelConfig sm90, bool has_functors) {
   // With pages all three split the keys of few rows; see check_config of sm90/attention.cuh.
   // Beside functors a join of three would spill.
   const int split = sm90::loads_apart(sm90) && !has_functors ? 3 : 2;
-  // Consumers beside a producer that transforms rows have registers for 64 keys.
-  for (const int tile_kv : {panels == 1 ? 112 : 80, 64}) {
-    for (int stages = 2 * split; stages >= split; stages -= split) {
-      const KernelConfig wide = with_tile(sm90, {192, tile_kv, stages});
-      if (wide.ctas_per_sm > 0 && wide.num_q_stages == sm90.num_q_stages) return wide;
-    }
+  // Consumers beside a producer that transforms rows have registers for 64 keys. Three stages, in
+  // which no keys are split, are then faster than two: RoPE, 4 x 4096 causal 1553 us, 1612.
+  KernelConfig unsplit = sm90;
+  unsplit.num_shapes = 1;
+  unsplit.shapes[1] = {};
+  const int tile_kv = panels == 1 ? 112 : 80;
+  for (const KernelConfig& wide :
+       {with_tile(sm90, {192, tile_kv, 2 * split}), with_tile(sm90, {192, tile_kv, split}),
+        with_tile(unsplit, {192, 64, 3})}) {
+    if (wide.ctas_per_sm > 0 && wide.num_q_stages == sm90.num_q_stages) return wide;
   }
   return sm90;
 }

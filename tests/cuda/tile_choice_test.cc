@@ -379,7 +379,7 @@ TEST(KernelChoice, Sm90ThirdWarpgroup) {
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = c.head_dim_vo = 64; }), "192x112x6");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.bounds.requests = 1; }), "128x128x2");  // few tiles
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = soft_cap(30.0f); }), "192x80x2");
-  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = rope(); }), "192x64x2");
+  EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = rope(); }), "192x64x3");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.variant = rms_norm_k(); }), "128x128x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.head_dim_qk = 192; }), "128x96x2");
   EXPECT_EQ(chosen([](AttentionConfig& c) { c.num_qo_heads = 128 * c.num_kv_heads; }), "128x128x2");
