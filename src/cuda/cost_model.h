@@ -27,9 +27,10 @@ inline constexpr KernelCost kSm90MixedCost{{6.7f, 1.0f}, {0.0138f, 0.0175f}, 1.5
 inline constexpr KernelCost kSm90WideCost{{4.0f, 1.0f}, {0.0203f, 0.0136f}, 1.5f, 256};
 // Where all three split the keys: a third less, and some of it given back; an estimate.
 inline constexpr float kThreePartsOfKeys = 0.73f;
-// 64 x 4096 in 264 us, 1.94 tiles a CTA. Later 246, and 250 in equal shares: hence what a part
-// costs.
-inline constexpr KernelCost kSm90DecodeCost{{1.0f, 0.0f}, {0.0322f, 0.0f}, 2.5f, 256};
+// 64 x 4096 in 264 us, 1.94 tiles a CTA; later 246, and 250 in equal shares. By time lines of CTAs
+// one more part costs a CTA 6.7 us there beside its keys, 5.7 in 16 x U(512, 1024), and one more
+// whole unit of 16 keys 4 in 16 x Zipf 1k.
+inline constexpr KernelCost kSm90DecodeCost{{3.5f, 0.0f}, {0.0322f, 0.0f}, 2.5f, 256};
 // 16 rows on CUDA cores, four CTAs a multiprocessor: a guess, for balance alone.
 inline constexpr KernelCost kPlainCost{{3.0f, 0.0f}, {0.06f, 0.0f}, 3.0f, 128};
 

@@ -47,6 +47,7 @@ struct Workload {
   bool keys_are_shared;   // most of the work is in row blocks of several tiles (prefill)
   bool is_mixed;          // tiles of both shapes, each token in one of them
   bool wants_queue;
+  bool has_few_heads;      // CTAs run one or two pieces each
   int longest_keys;        // of a tile
   double longest_head_us;  // of a tile and kv head, unsplit
 };
@@ -83,6 +84,7 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model, int
           keys_are_shared,
           once && has_shape[0] && has_shape[1],
           wants_queue,
+          static_cast<i64>(tiles.size()) * model.rules.num_kv_heads <= 2 * model.num_ctas,
           longest_keys,
           head_ps * 1e-6};
 }
@@ -114,11 +116,19 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
   if (chunk < workload.longest_keys) {
     out[n++] = {"algorithm_1", Way::kLongestFirst, chunk, false};
   }
+  const auto add_equalised = [&](int keys) {
+    if (keys < workload.longest_keys && keys >= model.rules.min_piece) {
+      out[n++] = {"equalised", Way::kLongestFirst, keys, true};
+    }
+  };
+  if (workload.has_few_heads) {  // longer, so that what remains of a head is no piece of its own
+    for (const int parts : {9, 10}) {
+      add_equalised(round_up(static_cast<int>(i64{chunk} * parts / 8), model.rules.tile_kv));
+    }
+  }
   for (int i = 0; i < 2 && !workload.wants_queue; ++i) {
     chunk = round_up(chunk / 2, model.rules.tile_kv);
-    if (chunk < workload.longest_keys && chunk >= model.rules.min_piece) {
-      out[n++] = {"equalised", Way::kLongestFirst, chunk, true};
-    }
+    add_equalised(chunk);
   }
   return n;
 }
