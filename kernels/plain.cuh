@@ -263,9 +263,12 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
     __syncwarp();
   }
   if (item.partial_row >= 0) {
-    arrive_and_merge<kConfig, V>(params, call.variant, plan, block.first_token, item.first_row,
-                                 item.num_rows, kv_head, threadIdx.x, kNumThreads, smem.last,
-                                 [] { __syncthreads(); });
+    const int head = kv_head - item.kv_head_begin;
+    arrive_and_merge<kConfig, V>(
+        params, call.variant, plan,
+        [&](int i) { return head_of_item(params, plan, item, head, i); },
+        item.first_row % params.group_size, item.num_rows, threadIdx.x, kNumThreads, smem.last,
+        [] { __syncthreads(); });
   }
 }
 

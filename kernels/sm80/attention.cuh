@@ -130,9 +130,9 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
     const WorkItem& item = plan.items[item_index];
     if (item.partial_row >= 0) {
       constexpr int kThreads = num_threads(kConfig);
-      arrive_and_merge<kConfig, Variant>(params, call.variant, plan,
-                                         plan.row_blocks[item.row_block].first_token,
-                                         item.first_row, item.num_rows, item.kv_head_begin + head,
+      const auto head_of = [&](int i) { return head_of_item(params, plan, item, head, i); };
+      arrive_and_merge<kConfig, Variant>(params, call.variant, plan, head_of,
+                                         item.first_row % params.group_size, item.num_rows,
                                          threadIdx.x, kThreads, smem.last, [] { __syncthreads(); });
     }
     if (++head == item.num_heads) {

@@ -65,7 +65,7 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
       }
     }
     store_unit<kConfig, Variant>(call, unit, joins ? 0 : 64 * warpgroup, !joins || warpgroup == 0,
-                                 state, consumer.o, reinterpret_cast<int*>(smem.states));
+                                 state, consumer.o, consumer.unit_of(u + 1), smem);
   });
 }
 
@@ -83,6 +83,7 @@ PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
     start = first_loads<kConfig, Variant>(call);
   } else if (threadIdx.x == 0) {
     init_barriers<kConfig, Variant>(smem);
+    for (Pending<kConfig>& pending : smem.pending) pending.num_rows = 0;
   }
   __syncthreads();
   if (produces) {

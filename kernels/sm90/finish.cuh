@@ -112,7 +112,8 @@ PLAIT_DEVICE void prefetch_merge_lists(const Params& params, const Unit& unit, i
 #pragma unroll 1
   for (int t = first + thread; t <= last; t += num_threads) {
     const int token = token_of(plan, unit.first_token, t);
-    const int list = merge_list<kConfig>(params, token, unit.kv_head, unit.first_row);
+    const int list = merge_list<kConfig>(params, {token, unit.kv_head},
+                                         unit.first_row - first * params.group_size);
     const int end = plan.merge_indptr[list + 1];
 #pragma unroll 1
     for (int i = plan.merge_indptr[list]; i < end; i += kSources) {

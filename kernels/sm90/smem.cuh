@@ -57,6 +57,13 @@ PLAIT_DEVICE TileShape shape_of(const WorkItem& item) {
   return item.shape == 0 ? kConfig.shapes[0] : kConfig.shapes[1];
 }
 
+// Whose partial rows are written without that anybody has been told yet.
+template <KernelConfig kConfig>
+struct alignas(8) Pending {
+  int num_rows;  // of all
+  TokenHead heads[num_pending(kConfig)];
+};
+
 template <KernelConfig kConfig, bool kFp8 = is_fp8(kConfig.dtype_kv)>
 struct LandingRing {};
 template <KernelConfig kConfig>
@@ -77,9 +84,10 @@ struct alignas(1024) Smem : LandingRing<kConfig> {
   unsigned char v[kStages][tile_bytes(kConfig.tile_kv, kConfig.head_dim_vo)];
   // By consumer warpgroup and row, from a unit's last round to its store; then the merge's tokens.
   SoftmaxState states[64 * kConfig.num_consumer_warpgroups];
-  CtaStart start;                   // the first unit points into it
-  Unit units[kUnits];               // unit u is units[u % kUnits]
-  int positions[kQStages][kTileQ];  // of the queries in q, for masks
+  Pending<kConfig> pending[4];       // by consumer warp, of kernels that merge units together
+  CtaStart start;                    // the first unit points into it
+  Unit units[kUnits];                // unit u is units[u % kUnits]
+  int positions[kQStages][kTileQ];   // of the queries in q, for masks
   ptx::Barrier full_k[kStages], full_v[kStages];
   ptx::Barrier raw_k[kFp8 ? 2 * kCopyStages : kStages];  // of fp8 then vacant_k; likewise raw_v
   ptx::Barrier raw_v[kFp8 ? 2 * kCopyStages : kStages];
@@ -225,7 +233,7 @@ struct UnitWalker {
       item = draw_item(params);
     }
     if (item < 0) {
-      unit = Unit{.item = nullptr, .first_tile = tile, .key_split = 1};
+      unit = Unit{.item = nullptr, .first_tile = tile, .key_split = 1, .partial_row = -1};
     } else {
       fill(smem, unit);
     }

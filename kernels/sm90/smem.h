@@ -27,6 +27,13 @@ inline constexpr int kUnits = 3, kUnitBytes = 96;
 // The next item is drawn when this many tiles of the unit before are still to be loaded: 4 us in
 // decode, and 3 pass until the item, its row block and its first block's number are known.
 inline constexpr int kTilesBeforeDraw = 2;
+// Kernels of few rows merge what several units left together (store.cuh): tokens and kv heads, of
+// which a consumer warp keeps a list meanwhile.
+inline constexpr int kMergedTogether = 32;
+PLAIT_HD constexpr bool merges_together(const KernelConfig& c) { return tile_q(c) <= 64; }
+PLAIT_HD constexpr int num_pending(const KernelConfig& c) {
+  return merges_together(c) ? kMergedTogether + tile_q(c) : 1;
+}
 // Of the ring that fp8 K and V land in, up to a multiple of what tiles are aligned to.
 PLAIT_HD constexpr int landing_bytes(const KernelConfig& c) {
   const int bytes = c.num_landing_stages * c.tile_kv * (c.head_dim_qk + c.head_dim_vo);
@@ -46,7 +53,7 @@ PLAIT_HD constexpr int sm90_smem_bytes(const KernelConfig& c) {
                                  sm90::tile_bytes(c.tile_kv, c.head_dim_vo));
   const int states = 64 * c.num_consumer_warpgroups * 8;
   const int units = sm90::kUnits * sm90::kUnitBytes + int{sizeof(CtaStart)} +
-                    c.num_q_stages * sm90::tile_q(c) * 4;
+                    c.num_q_stages * sm90::tile_q(c) * 4 + 4 * (8 + 8 * sm90::num_pending(c));
   const int raw = is_fp8(c.dtype_kv) ? 2 * c.num_landing_stages : c.num_stages;
   const int barriers = (4 * c.num_stages + 2 * raw + 2 * c.num_q_stages + 3 * sm90::kUnits) * 8;
   return (sm90::landing_bytes(c) + q + kv + states + units + barriers + 1023) / 1024 * 1024;

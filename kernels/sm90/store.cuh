@@ -146,12 +146,52 @@ PLAIT_DEVICE void store_partial_row(const Params& params, int partial_row, int r
   }
 }
 
+// Tells of the unit's partial rows and merges those that are complete thereby. Telling takes its
+// time, about 2 us of which nothing is read, and merging 3; so in kernels of few rows a CTA does it
+// once for parts that follow one another.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void merge_unit(const Sm90Call<Variant>& call, const Unit& unit, const Unit& next,
+                             Smem<kConfig>& smem) {
+  const Params& params = call.params;
+  const int group_size = params.group_size;
+  const auto head_of = [&](int i) {
+    const int t = unit.first_row / group_size + i;
+    return TokenHead{token_of(*params.plan, unit.first_token, t), unit.kv_head};
+  };
+  const auto arrive = [&](int num_rows, auto head_of) {
+    constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
+    const auto sync = [] { ptx::named_barrier(kMergeBarrier, kThreads); };
+    arrive_and_merge<kConfig, Variant>(params, call.variant, *params.plan, head_of,
+                                       unit.first_row % group_size, num_rows, threadIdx.x, kThreads,
+                                       reinterpret_cast<int*>(smem.states), sync);
+    sync();  // the next unit's states go where the scratch is
+  };
+  if constexpr (!merges_together(kConfig)) {
+    arrive(unit.num_rows, head_of);
+  } else {
+    Pending<kConfig>& pending = smem.pending[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32, rows_before = pending.num_rows;
+    const int num_rows = rows_before + unit.num_rows;
+#pragma unroll 1
+    for (int i = lane; i * group_size < unit.num_rows; i += 32) {
+      pending.heads[rows_before / group_size + i] = head_of(i);
+    }
+    // Where tiles hold no whole group there is one at a time.
+    const bool waits = next.partial_row >= 0 && group_size <= kConfig.shapes[0].tile_q &&
+                       num_rows <= kMergedTogether * group_size;
+    __syncwarp();
+    if (lane == 0) pending.num_rows = waits ? num_rows : 0;
+    if (!waits) arrive(num_rows, [&](int i) { return pending.heads[i]; });
+  }
+}
+
 // All consumer warpgroups call it, each for its rows row_begin ... of the unit; `writes` is false
-// for one whose rows were joined into another's.
+// for one whose rows were joined into another's. next: the unit behind it.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit, int row_begin,
                              bool writes, const SoftmaxState (&state)[2],
-                             float (&o)[padded_dim(kConfig.head_dim_vo) / 2], int* merge_scratch) {
+                             float (&o)[padded_dim(kConfig.head_dim_vo) / 2], const Unit& next,
+                             Smem<kConfig>& smem) {
   constexpr bool kUseSoftmax = VariantTraits<Variant>::kUseSoftmax;
   const bool partial = unit.partial_row >= 0;
   if (writes) {
@@ -180,12 +220,7 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit, in
 #pragma unroll  // else the compiler keeps it through the merge: only the host knows that the next
       for (float& x : o) x = 0.0f;  // P V does not add to it
     }
-    constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
-    const auto sync = [] { ptx::named_barrier(kMergeBarrier, kThreads); };
-    arrive_and_merge<kConfig, Variant>(call.params, call.variant, *call.params.plan,
-                                       unit.first_token, unit.first_row, unit.num_rows,
-                                       unit.kv_head, threadIdx.x, kThreads, merge_scratch, sync);
-    sync();  // the next unit's states go where the scratch is
+    merge_unit<kConfig, Variant>(call, unit, next, smem);
   }
 }
 

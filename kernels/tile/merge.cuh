@@ -10,63 +10,68 @@
 
 namespace plait {
 
-// The merge list of a tile's rows of `token`. first_row: the tile's; says which part of the group
-// they are, where that is split.
+// The merge list of these rows. first_head: of the group; what a tile holds where it holds no whole group.
 template <KernelConfig kConfig>
-PLAIT_DEVICE int merge_list(const Params& params, int token, int kv_head, int first_row) {
+PLAIT_DEVICE int merge_list(const Params& params, const TokenHead& of, int first_head) {
   constexpr int kTileQ = kConfig.shapes[0].tile_q;
-  const int place = token * params.num_kv_heads + kv_head;
-  return place * lists_per_head(kTileQ, params.group_size) + first_row % params.group_size / kTileQ;
+  const int place = of.token * params.num_kv_heads + of.kv_head;
+  return place * lists_per_head(kTileQ, params.group_size) + first_head / kTileQ;
 }
 
-// Tells that the partial rows of (item, kv_head) are written, and merges what is complete thereby.
-// The item: rows first_row ... of the row block that begins at its `block_token`.
-// Called by `num_threads` threads (a multiple of 32, warps whole, thread = 0 ... num_threads - 1)
-// that together wrote those rows to global memory by plain stores; `sync()` is a barrier among just
-// them. Stores by the async proxy (TMA) must have completed, and be fenced, before the call.
-// `last`: shared memory of theirs, an int for each token of a tile; may be used again when every
-// thread has passed a later sync().
+// The i-th of an item's `head`.
+PLAIT_DEVICE TokenHead head_of_item(const Params& params, const PlanView& plan,
+                                    const WorkItem& item, int head, int i) {
+  const int first = plan.row_blocks[item.row_block].first_token;
+  return {token_of(plan, first, item.first_row / params.group_size + i), item.kv_head_begin + head};
+}
+
+// Tells that partial rows are written, and merges what is complete thereby: those of head_of(0),
+// head_of(1), ..., each a TokenHead's group_size rows, or, where a tile holds no whole group, of
+// head_of(0) those from `first_head` on; num_rows in all. Called by `num_threads` threads (a
+// multiple of 32, warps whole, thread = 0 ... num_threads - 1) that together wrote those rows to
+// global memory by plain stores; `sync()` is a barrier among just them. Stores by the async proxy
+// (TMA) must have completed, and be fenced, before the call. `last`: shared memory of theirs, an
+// int for each TokenHead; may be used again when every thread has passed a later sync().
 //
 // A warp merges a run of rows, one after the other. The latency of its loads is what that costs:
 // what the plan says of the next parts is requested together with the parts before them, and parts
 // together with their LSEs.
-template <KernelConfig kConfig, class V, class Sync>
+template <KernelConfig kConfig, class V, class HeadOf, class Sync>
 PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Params& variant,
-                                   const PlanView& plan, int block_token, int first_row,
-                                   int num_rows, int kv_head, int thread, int num_threads,
-                                   int* last, Sync sync) {
+                                   const PlanView& plan, HeadOf head_of, int first_head,
+                                   int num_rows, int thread, int num_threads, int* last,
+                                   Sync sync) {
   constexpr bool kUseSoftmax = VariantTraits<V>::kUseSoftmax;
   constexpr int kDim = kConfig.head_dim_vo;
   // A side of the warp, all of it or half, loads every kSides-th part of a round. Accumulators of
   // the unit stay in their registers meanwhile: more in flight would spill.
   constexpr bool kManyRows = kConfig.shapes[0].tile_q > 64;
+  constexpr bool kWgmma = kConfig.shapes[0].mma == Mma::kWgmma;
   constexpr bool kWide = kConfig.head_dim_qk > 128 || kDim > 128;
   constexpr int kSides = kManyRows ? 1 : 2, kSideLanes = 32 / kSides;
   constexpr int kChunks = (kDim + 4 * kSideLanes - 1) / (4 * kSideLanes);  // of 4 elements a lane
-  constexpr int kInFlight = kManyRows || kWide ? 4 : kChunks == 1 ? 5 : 10;
+  constexpr int kInFlight = kManyRows || kWide ? 4 : kChunks == 1 ? 5 : kWgmma ? 8 : 10;
   constexpr int kSteps = (kInFlight + kChunks - 1) / kChunks, kParts = kSides * kSteps;
-  if constexpr (kConfig.shapes[0].mma != Mma::kWgmma) {
+  if constexpr (!kWgmma) {
     thread = ptx::known_from_here(thread);
   }
   constexpr float kLowest = -3e38f;  // below any logit, and finite
   const int group_size = params.group_size, lane = thread % 32, side = lane / kSideLanes;
   const int num_warps = num_threads / 32;
-  const int first_token = first_row / group_size;
-  // Head of the first row, which is not 0 only where a tile holds no whole group.
-  const int first_head = first_row - first_token * group_size;
 
-  // This warp's rows, counted from the first token's, and the token of each lane (they are at most
-  // 32: a warp's share of a tile) with its list. It is read while partial rows are being stored.
+  // This warp's rows, counted from the first token's first head on, and what of head_of each lane
+  // has (they are at most 32). Its list is read while partial rows are being stored.
   const int rows_of_warp = (num_rows + num_warps - 1) / num_warps;
   const int row = first_head + thread / 32 * rows_of_warp;
   const int end_row = min(row + rows_of_warp, first_head + num_rows);
-  const int warp_token = row / group_size, t = warp_token + lane;
-  const int token = t * group_size < end_row ? token_of(plan, block_token, first_token + t) : -1;
-  const int list = merge_list<kConfig>(params, max(token, 0), kv_head, first_row);
+  const int first_at = row / group_size, at = first_at + lane;
+  const bool has_rows = at * group_size < end_row;
+  const TokenHead of_lane = has_rows ? head_of(at) : TokenHead{0, 0};
+  const int list = merge_list<kConfig>(params, of_lane, first_head);
   const int list_begin = plan.merge_indptr[list], list_end = plan.merge_indptr[list + 1];
 
-  // The row in hand: token of the warp's, head of the group; and how many there are from it on.
-  int row_t = 0, g = row - warp_token * group_size, rows_left = end_row - row;
+  // The row in hand: of which lane, head of the group; and how many there are from it on.
+  int row_lane = 0, g = row - first_at * group_size, rows_left = end_row - row;
   // Its next sources, and the partial rows of a round, lane by lane.
   int source = __shfl_sync(~0u, list_begin, 0), end_source = __shfl_sync(~0u, list_end, 0);
   const auto row_of_lane = [&] {  // -1: none
@@ -76,13 +81,13 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   int partial_row = row_of_lane();
 
   sync();  // all partial rows are written before one thread releases them
-  // One lane for each token whose first row is this warp's.
-  if (token >= 0 && max(t * group_size, first_head) >= row) {
+  // One lane for each whose first row is this warp's.
+  if (has_rows && max(at * group_size, first_head) >= row) {
     unsigned* counter = params.arrived + list;
     const bool is_last =
         ptx::arrive_acq_rel(counter) + 1 == static_cast<unsigned>(list_end - list_begin);
     if (is_last) *counter = 0;  // for the next run; nobody else arrives here in this one
-    last[t] = is_last;
+    last[at] = is_last;
   }
   sync();  // hands the acquired parts on to every thread
 
@@ -96,7 +101,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
       params.partial_out + min(4 * kSideLanes * (kChunks - 1) + column, kDim - 4);
 #pragma unroll 1
   while (rows_left > 0) {
-    const bool complete = last[warp_token + row_t];
+    const bool complete = last[first_at + row_lane];
     partial_row = complete ? partial_row : -1;
     // Without softmax states add. An empty state has weight 0, and zeros.
     float weight = partial_row >= 0 ? 1.0f : 0.0f, logit = kNegInf;
@@ -116,17 +121,17 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
     }
 
     // What comes next, of this row or of the next one.
-    const int qo_head = kv_head * group_size + g, lane_of_row = row_t;
+    const int group_head = g, lane_of_row = row_lane;
     source += kParts;
     const bool done = source >= end_source;
     rows_left -= done;
     g += done;
-    const bool next_token = g == group_size;
-    g = next_token ? 0 : g;
-    row_t += next_token;
-    const int begin_of_next = __shfl_sync(~0u, list_begin, row_t & 31);
+    const bool next_lane = g == group_size;
+    g = next_lane ? 0 : g;
+    row_lane += next_lane;
+    const int begin_of_next = __shfl_sync(~0u, list_begin, row_lane & 31);
     source = done ? begin_of_next : source;
-    end_source = __shfl_sync(~0u, list_end, row_t & 31);
+    end_source = __shfl_sync(~0u, list_end, row_lane & 31);
     partial_row = row_of_lane();
 
     float keep = 1.0f;
@@ -157,7 +162,8 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
     is_first = done;
     if (!(done & complete)) continue;
     if constexpr (kSides == 2) sum += __shfl_xor_sync(~0u, sum, 16);
-    const int row_token = __shfl_sync(~0u, token, lane_of_row);
+    const int token = __shfl_sync(~0u, of_lane.token, lane_of_row);
+    const int qo_head = __shfl_sync(~0u, of_lane.kv_head, lane_of_row) * group_size + group_head;
     const bool empty = kUseSoftmax && sum == 0.0f;
     const float inverse = kUseSoftmax ? reciprocal(sum) : 1.0f, scale = empty ? 0.0f : inverse;
     for (int c = 0; c < kChunks; c += kSides) {
@@ -172,10 +178,10 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
       }
       const int dim = 4 * kSideLanes * c + 4 * lane;
       if (dim >= kDim) break;
-      store_out4<kConfig, V>(params, variant, plan, row_token, qo_head, dim, empty, x);
+      store_out4<kConfig, V>(params, variant, plan, token, qo_head, dim, empty, x);
     }
     // (-inf where the sum is 0)
-    if (lane == 0) store_lse<V>(params, row_token, qo_head, (max_logit + log2(sum)) * kLn2);
+    if (lane == 0) store_lse<V>(params, token, qo_head, (max_logit + log2(sum)) * kLn2);
   }
 }
 

@@ -12,6 +12,11 @@ PLAIT_HD int token_of(const PlanView& plan, int block_token, int i) {
   return plan.row_map != nullptr ? plan.row_map[token] : token;
 }
 
+// The packed rows of a token (a row of q) and kv head: one for each head of the group.
+struct TokenHead {
+  int token, kv_head;
+};
+
 // One packed row: token `token` (a row of q) and query head `qo_head`.
 struct PackedRow {
   int token, qo_head;

@@ -244,6 +244,17 @@ TEST(Sm90Emulated, SharedPagesThroughARowMap) {
       make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 6);
   EXPECT_GT((run_sm90<with_loader(kBoth, Loader::kPaged)>(c, 3)), 0);
 }
+// Every unit of a composed format leaves partial rows: a CTA tells of some together, of more than it
+// keeps a list of, of several tokens each and of one.
+TEST(Sm90Emulated, PartsOneAfterTheOther) {
+  const std::vector<int> q_lens(41, 1);
+  std::vector<int> kv_lens;
+  for (int i = 0; i < 41; ++i) kv_lens.push_back(7 * i % 40 + 1);
+  const auto c = make_case<Bfloat16>(shape_of(kSmall, 16), {1, -1, 0}, q_lens, kv_lens, 37, 60);
+  for (const int num_ctas : {1, 3}) {
+    EXPECT_GT((run_sm90<with_loader(kSmall, Loader::kPaged)>(c, num_ctas)), 2 * 41);
+  }
+}
 // Block lists that only the device knows, of a level of shared pages and one of others.
 TEST(Sm90Emulated, ListsOfTheDevice) {
   auto paged =
