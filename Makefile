@@ -23,8 +23,8 @@ test: install-tests
 install-tests:
 	PYTHON=$(PYTHON) tools/setup.sh $(VENV) test
 
-# What this has installed must be found: tests that skip elsewhere, without NVRTC or cuda.h, fail.
-test-cpp test-sanitized: export PLAIT_TEST_STRICT := 1
+# What this has installed must be found: tests that skip elsewhere, without NVRTC, cuda.h or a browser, fail.
+test-cpp test-python test-sanitized: export PLAIT_TEST_STRICT := 1
 
 test-cpp:
 	$(BIN)/ctest --test-dir build/editable --output-on-failure -j $(JOBS)

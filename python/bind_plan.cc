@@ -129,31 +129,38 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   return plan;
 }
 
-// shapes: (tile_q, key_split, fixed_us, us_per_key) in descending tile_q.
-Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr, nb::dict tables,
-                  nb::list levels, const Variant& variant, nb::dict target_options,
-                  const std::string& scheduler) {
-  const Scheduler parsed_scheduler = parse_scheduler(scheduler);
+PlanTarget target_from(nb::dict options) {
   PlanTarget target;
-  target.num_ctas = nb::cast<int>(target_options["num_ctas"]);
-  target.tile_kv = nb::cast<int>(target_options["tile_kv"]);
-  target.group_size = nb::cast<int>(target_options["group_size"]);
-  target.num_kv_heads = nb::cast<int>(target_options["num_kv_heads"]);
-  target.merge_us = nb::cast<float>(target_options["merge_us"]);
-  target.max_partial_rows = nb::cast<int>(target_options["max_partial_rows"]);
-  target.min_split_keys = nb::cast<int>(target_options["min_split_keys"]);
-  target.cache_keys = nb::cast<long long>(target_options["cache_keys"]);
-  target.num_sms = nb::cast<int>(target_options["num_sms"]);
-  target.queue_percent = nb::cast<int>(target_options["queue_percent"]);
-  target.min_queued_keys = nb::cast<int>(target_options["min_queued_keys"]);
-  target.min_keys_for_queue = nb::cast<int>(target_options["min_keys_for_queue"]);
-  nb::list shapes = nb::cast<nb::list>(target_options["shapes"]);
+  const auto read = [&](const char* name, auto& to) {
+    to = nb::cast<std::remove_reference_t<decltype(to)>>(options[name]);
+  };
+  read("num_ctas", target.num_ctas);
+  read("tile_kv", target.tile_kv);
+  read("group_size", target.group_size);
+  read("num_kv_heads", target.num_kv_heads);
+  read("merge_us", target.merge_us);
+  read("max_partial_rows", target.max_partial_rows);
+  read("min_split_keys", target.min_split_keys);
+  read("cache_keys", target.cache_keys);
+  read("num_sms", target.num_sms);
+  read("queue_percent", target.queue_percent);
+  read("min_queued_keys", target.min_queued_keys);
+  read("min_keys_for_queue", target.min_keys_for_queue);
+  nb::list shapes = nb::cast<nb::list>(options["shapes"]);
   target.num_shapes = int(shapes.size());
   for (int i = 0; i < target.num_shapes; ++i) {
     nb::tuple shape = nb::cast<nb::tuple>(shapes[i]);
     target.shapes[i] = {nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), nb::cast<float>(shape[2]),
                         nb::cast<float>(shape[3])};
   }
+  return target;
+}
+
+Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr, nb::dict tables,
+                  nb::list levels, const Variant& variant, nb::dict target_options,
+                  const std::string& scheduler) {
+  const Scheduler parsed_scheduler = parse_scheduler(scheduler);
+  const PlanTarget target = target_from(target_options);
   BatchArg arg;
   const Batch batch = arg.batch(qo_indptr, tables, levels, {});
   nb::gil_scoped_release unlocked;
@@ -169,29 +176,51 @@ nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_k
   check(tile_q.size() == 1 || tile_q.size() == 2, "make_plan: tile_q has ", tile_q.size(),
         " shapes; one or two are taken");
   const cuda::KernelCost& cost = tile_q.size() == 1 ? cuda::kSm90DecodeCost : cuda::kSm90MixedCost;
-  nb::list shapes;
-  for (size_t i = 0; i < tile_q.size(); ++i) {
-    shapes.append(nb::make_tuple(tile_q[i], int(i) + 1, cost.fixed_us, cost.us_per_key[i]));
+  PlanTarget target;
+  target.num_ctas = num_ctas;
+  target.tile_kv = tile_kv;
+  target.group_size = group_size;
+  target.num_kv_heads = num_kv_heads;
+  target.num_shapes = int(tile_q.size());
+  for (int i = 0; i < target.num_shapes; ++i) {
+    target.shapes[i] = {tile_q[i], i + 1, cost.fixed_us[i], cost.us_per_key[i]};
   }
-  nb::dict target;
-  target["num_ctas"] = num_ctas;
-  target["tile_kv"] = tile_kv;
-  target["group_size"] = group_size;
-  target["num_kv_heads"] = num_kv_heads;
-  target["merge_us"] = cost.merge_us;
-  target["min_split_keys"] = cost.min_split_keys;
-  target["num_sms"] = 0;
-  target["queue_percent"] = cuda::kQueuePercent;
-  target["min_queued_keys"] = cuda::kMinQueuedKeys;
-  target["min_keys_for_queue"] = cuda::kMinKeysForQueue;
-  target["cache_keys"] = cuda::kCacheBytes / (2 * (128 + 128));  // 16-bit, head_dim 128
-  target["max_partial_rows"] =
-      std::min(2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end()), 1LL * INT_MAX);
-  target["shapes"] = shapes;
-  return target;
+  target.merge_us = cost.merge_us;
+  target.min_split_keys = cost.min_split_keys;
+  target.queue_percent = cuda::kQueuePercent;
+  target.min_queued_keys = cuda::kMinQueuedKeys;
+  target.min_keys_for_queue = cuda::kMinKeysForQueue;
+  target.cache_keys = cuda::kCacheBytes / (2 * (128 + 128));  // 16-bit, head_dim 128
+  target.max_partial_rows = static_cast<int>(
+      std::min(2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end()), 1LL * INT_MAX));
+  return target_options(target);
 }
 
 }  // namespace
+
+// shapes: (tile_q, key_split, fixed_us, us_per_key) in descending tile_q.
+nb::dict target_options(const PlanTarget& target) {
+  nb::list shapes;
+  for (int i = 0; i < target.num_shapes; ++i) {
+    const ShapeModel& shape = target.shapes[i];
+    shapes.append(nb::make_tuple(shape.tile_q, shape.key_split, shape.fixed_us, shape.us_per_key));
+  }
+  nb::dict out;
+  out["num_ctas"] = target.num_ctas;
+  out["tile_kv"] = target.tile_kv;
+  out["group_size"] = target.group_size;
+  out["num_kv_heads"] = target.num_kv_heads;
+  out["shapes"] = shapes;
+  out["merge_us"] = target.merge_us;
+  out["max_partial_rows"] = target.max_partial_rows;
+  out["min_split_keys"] = target.min_split_keys;
+  out["cache_keys"] = target.cache_keys;
+  out["num_sms"] = target.num_sms;
+  out["queue_percent"] = target.queue_percent;
+  out["min_queued_keys"] = target.min_queued_keys;
+  out["min_keys_for_queue"] = target.min_keys_for_queue;
+  return out;
+}
 
 void bind_plan(nb::module_& m) {
   nb::class_<Plan>(m, "PlanData")
@@ -205,10 +234,17 @@ void bind_plan(nb::module_& m) {
       .def("__str__", [](const Plan& plan) { return to_string(plan); });
   m.def("make_plan", &plan_on_host, "kv"_a, "bounds"_a, "qo_indptr"_a, "tables"_a, "levels"_a,
         "variant"_a, "target"_a, "scheduler"_a);
+  m.def(
+      "timeline",
+      [](const Plan& plan, nb::dict target) {
+        return to_bytes(timeline(plan, target_from(target)));
+      },
+      "plan"_a, "target"_a);
   m.def("default_target", &default_target, "tile_q"_a, "num_ctas"_a, "tile_kv"_a, "group_size"_a,
         "num_kv_heads"_a);
   m.attr("row_block_bytes") = sizeof(RowBlock);
   m.attr("work_item_bytes") = sizeof(WorkItem);
+  m.attr("item_time_bytes") = sizeof(ItemTime);
 }
 
 }  // namespace plait::python

@@ -14,6 +14,8 @@ namespace plait::python {
 
 Scheduler parse_scheduler(const std::string& name);
 
+nanobind::dict target_options(const PlanTarget& target);  // as plan.py's make_plan takes it
+
 void bind_config(nanobind::module_& m);      // formats, variants, bounds, configuration
 void bind_plan(nanobind::module_& m);        // Plan as plain arrays; the planner without a device
 void bind_attention(nanobind::module_& m);   // Workspace, Attention

@@ -121,6 +121,22 @@ def test_plan_prints_a_table_and_json():
     )
 
 
+def test_plan_writes_a_page(tmp_path):
+    page = tmp_path / "plan.html"
+    assert "makespan" in run("plan", "--kv-len", "4096,17", "--html", page)
+    assert "2 requests, 2 query tokens, 4,113 keys" in page.read_text(encoding="utf-8")
+    missing = tmp_path / "nowhere" / "plan.html"
+    assert "nowhere/plan.html" in run("plan", "--kv-len", "5", "--html", missing, ok=2)
+
+
+def test_pictures_of_the_docs_are_of_such_plans():
+    """docs/scheduler.md: each command still makes the plan that its picture and its text are of."""
+    text = (DATA.parent / "docs/scheduler.md").read_text()
+    commands = re.findall(r"^plait (plan .*) --html plan\.html$", text, re.M)
+    chosen = [re.search(r"\* (\w+)", run(*command.split())).group(1) for command in commands]
+    assert chosen == ["equal_shares", "large_then_fill", "with_queue"]
+
+
 @pytest.mark.parametrize(
     "option, value", [("--step", 0), ("--scale", 3), ("--max-batch", 64), ("--chunk", 9)]
 )

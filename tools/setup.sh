@@ -12,13 +12,13 @@ updated=
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# need PACKAGE WHY: installs a Debian package, or says that it is missing.
+# need PACKAGE WHY [OPTION]: installs a Debian package, or says that it is missing.
 need() {
   if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     say "installing $1 ($2)"
     [ -n "$updated" ] || apt-get update -qq || die "apt-get update failed; install $1 ($2)"
     updated=1
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$1" > /dev/null || die "could not install $1 ($2)"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq ${3:-} "$1" > /dev/null || die "could not install $1 ($2)"
   else
     die "missing: $2. On Debian and Ubuntu: apt-get install $1"
   fi
@@ -41,6 +41,9 @@ fi
 if [ "$what" = test ]; then
   echo '#include <gtest/gtest.h>' | "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only - 2> /dev/null \
     || need libgtest-dev "GoogleTest"
+  for browser in chromium chromium-browser google-chrome chrome chromium-headless-shell; do
+    command -v $browser > /dev/null && break
+  done || need chromium "a browser, which draws the pages that are tested" --no-install-recommends
   export PLAIT_BUILD_TESTS=ON
 fi
 

@@ -95,6 +95,16 @@ Plan make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
 void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget& target,
                Scheduler scheduler, Plan& plan);
 
+// When an item runs, by the cost model: microseconds after the CTAs have started.
+struct ItemTime {
+  int cta;  // that runs it; of a queued item, the one that would be free first
+  double begin_us, end_us;
+};
+// The modelled times of plan.items, one each: a CTA runs its items without a pause, and the last
+// ends at makespan_us of the candidate chosen. `target`: what the plan was made for, else throws
+// ArgumentError where that can be told.
+std::vector<ItemTime> timeline(const Plan& plan, const PlanTarget& target);
+
 std::string to_string(const Plan& plan);  // a table of a few lines: choices, CTAs, items, merges
 
 }  // namespace plait

@@ -213,6 +213,7 @@ class Attention:
             raise TypeError(f"workspace must be a plait.Workspace, not {type(workspace).__name__}")
         self._workspace = workspace  # keeps a borrowed buffer alive
         self._impl = _plait.Attention(config, None if workspace is None else workspace._impl)
+        self._target = self._impl.target
         self._out_tail = (num_qo_heads, head_dim_vo if head_dim is None else head_dim)
         self._has_lse = True if variant is None else variant.use_softmax
         self._workspace_bytes = _plait.workspace_bytes(config)
@@ -236,7 +237,7 @@ class Attention:
     @property
     def current_plan(self) -> Plan:
         """A copy of the plan that run() executes."""
-        return Plan(self._impl.current_plan())
+        return Plan(self._impl.current_plan(), self._target)
 
     def plan(
         self,
@@ -294,7 +295,7 @@ class Attention:
             q_positions=q_positions,
         )
         self._plan(qo_indptr, tables, level_tuples(levels), stream, queries)
-        return Plan(self._impl.current_plan())
+        return Plan(self._impl.current_plan(), self._target)
 
     def _plan(self, qo_indptr, tables, levels, stream=None, queries=None):
         """plan() without the copy that it returns."""

@@ -42,6 +42,12 @@ WORK_ITEM = _struct(
     ),
     _plait.work_item_bytes,
 )
+# ItemTime of include/plait/plan.h: what Plan.timeline() returns.
+ITEM_TIME = np.dtype(
+    [("cta", np.int32), ("begin_us", np.float64), ("end_us", np.float64)], align=True
+)
+if ITEM_TIME.itemsize != _plait.item_time_bytes:
+    raise ImportError(f"plan.py reads {ITEM_TIME.itemsize} bytes of {_plait.item_time_bytes}")
 _ARRAYS = {
     "row_blocks": ROW_BLOCK,
     "items": WORK_ITEM,
@@ -66,10 +72,12 @@ class Plan:
     num_partial_rows, lists_per_head, total_keys, causal, window_left, sink_tokens. candidates:
     dicts of the cuts that were scored; balance: modelled time of the busiest CTA over the mean.
     `str(plan)` is a table; plans compare with ==.
+    target: what it was planned for, a dict of PlanTarget's fields; None of a plan out of JSON.
     """
 
-    def __init__(self, data):
+    def __init__(self, data, target=None):
         self._data = data
+        self.target = target
         self._arrays = None
         self._numbers = None
 
@@ -101,6 +109,29 @@ class Plan:
     def balance(self) -> float:
         """Modelled time of the busiest CTA / mean, of the candidate chosen."""
         return self._data.balance
+
+    def timeline(self) -> np.ndarray:
+        """When each item runs, by the cost model: [len(items)] of (cta, begin_us, end_us).
+
+        A CTA runs its items without a pause; one of the queue goes to the CTA that would be free
+        first. The last ends at the makespan of the candidate chosen. Raises ValueError for a plan
+        out of JSON, which has no cost model.
+        """
+        if self.target is None:
+            raise ValueError(
+                "timeline: this plan has no cost model, as one out of JSON; plan the batch anew"
+            )
+        return np.frombuffer(_plait.timeline(self._data, self.target), ITEM_TIME)
+
+    def to_html(self) -> str:
+        """A page that shows the plan: timeline, candidates, merge lists; `plait plan --html`.
+
+        One file without script or network. Raises ValueError as timeline() does, RuntimeError
+        without Jinja2.
+        """
+        from plait.html.plan import plan_page  # Jinja2 is an extra
+
+        return plan_page(self)
 
     def __eq__(self, other):
         return self._data == other._data if isinstance(other, Plan) else NotImplemented
@@ -201,10 +232,10 @@ def make_plan(
     tile_kv, one shape for each tile_q (descending; packed rows), with the modelled cost of a tile
     fixed_us + us_per_key * keys (defaults: those shipped for sm90), room for max_partial_rows
     (default: 2 * num_ctas * tile_q), a last cache that holds cache_keys keys of one kv head
-    (0: all there are). CTA c shares a multiprocessor with c + num_sms (0: with none). Where CTAs have
-    min_keys_for_queue (keys times heads) each, they draw the last queue_percent of the keys of few
-    rows, in pieces of at least min_queued_keys, as they are through (defaults: those shipped for
-    sm90). Raises ValueError as Attention.plan does.
+    (0: all there are). CTA c shares a multiprocessor with c + num_sms (0: with none). Where CTAs
+    have min_keys_for_queue (keys times heads) each, they draw the last queue_percent of the keys of
+    few rows, in pieces of at least min_queued_keys, as they are through (defaults: those shipped
+    for sm90). Raises ValueError as Attention.plan does.
     """
     qo_indptr = np.asarray(qo_indptr)
     if qo_indptr.ndim != 1 or not len(qo_indptr) or qo_indptr.dtype.kind not in "iu":
@@ -283,7 +314,8 @@ def make_plan(
             variant,
             target,
             instance(where, "scheduler", scheduler, str, "'auto', 'lpt' or 'unsplit'"),
-        )
+        ),
+        target,
     )
 
 

@@ -112,7 +112,5 @@ Score score(const Cuts& cuts, const std::vector<RowBlock>& row_blocks, const Vis
             const CostModel& model, Scratch& scratch);
 // Two CTAs of a multiprocessor share its bandwidth; one whose mate is through is this much faster.
 inline constexpr double kSpeedAlone = 1.9;
-// The same of a finished plan, from nothing but its items.
-Score score(const Plan& plan, const PlanTarget& target);
 
 }  // namespace plait::scheduler

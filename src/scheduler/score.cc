@@ -90,6 +90,19 @@ double paired_us(const std::vector<i64>& load, bool joins, int num_sms) {
   return most_ps * 1e-6 + (joins ? kJoinUs : 0);
 }
 
+// Queued items 0 to num_items - 1, each to the CTA that is free first: take(i, cta) gives the cost.
+template <class Take>
+void draw(int num_items, std::vector<i64>& load, std::vector<std::uint64_t>& tree, Take take) {
+  if (num_items == 0) return;
+  LeastLoaded free_first(tree, load);
+  for (int i = 0; i < num_items; ++i) {
+    const int cta = free_first.next();
+    const i64 ps = take(i, cta);
+    free_first.give(static_cast<std::uint64_t>(ps));
+    load[cta] += ps;
+  }
+}
+
 }  // namespace
 
 Score score(const Cuts& cuts, const std::vector<RowBlock>& row_blocks, const Visibility& visible,
@@ -103,15 +116,8 @@ Score score(const Cuts& cuts, const std::vector<RowBlock>& row_blocks, const Vis
   for (int i = 0; i < static_cast<int>(cuts.items.size()); ++i) {
     if (cuts.cta[i] != kQueued) load[cuts.cta[i]] += ps(i);
   }
-  if (!cuts.queue.empty()) {  // which goes to those that are free first
-    LeastLoaded free_first(scratch.tree, load);
-    for (const int i : cuts.queue) {
-      const int cta = free_first.next();
-      const i64 more = ps(i);
-      free_first.give(static_cast<std::uint64_t>(more));
-      load[cta] += more;
-    }
-  }
+  draw(static_cast<int>(cuts.queue.size()), load, scratch.tree,
+       [&](int i, int) { return ps(cuts.queue[i]); });
   Score score = summarise(load);
   score.rated_us = model.num_sms == 0 ? score.makespan_us
                                       : paired_us(load, cuts.num_partial_rows > 0, model.num_sms);
@@ -119,3 +125,33 @@ Score score(const Cuts& cuts, const std::vector<RowBlock>& row_blocks, const Vis
 }
 
 }  // namespace plait::scheduler
+
+namespace plait {
+
+std::vector<ItemTime> timeline(const Plan& plan, const PlanTarget& target) {
+  const scheduler::CostModel model = scheduler::cost_model(target);
+  check(plan.num_ctas == model.num_ctas, "timeline: the plan is for ", plan.num_ctas,
+        " CTAs, the target has ", model.num_ctas);
+  std::vector<ItemTime> times(plan.items.size());
+  std::vector<i64> load(model.num_ctas, 0);
+  const auto run = [&](int i, int cta) {
+    const WorkItem& item = plan.items[i];
+    check(item.shape < model.num_shapes, "timeline: items[", i, "] has shape ", item.shape,
+          ", the target ", model.num_shapes, " shapes");
+    const i64 ps = scheduler::item_ps(item, plan.row_blocks[item.row_block], plan.visible, model);
+    times[i] = {cta, load[cta] * 1e-6, (load[cta] + ps) * 1e-6};
+    return ps;
+  };
+  for (int cta = 0; cta < model.num_ctas; ++cta) {
+    for (int i = plan.cta_item_indptr[cta]; i < plan.cta_item_indptr[cta + 1]; ++i) {
+      load[cta] += run(i, cta);
+    }
+  }
+  const int first_queued = plan.cta_item_indptr.back();
+  std::vector<std::uint64_t> tree;
+  scheduler::draw(plan.num_queued(), load, tree,
+                  [&](int i, int cta) { return run(first_queued + i, cta); });
+  return times;
+}
+
+}  // namespace plait

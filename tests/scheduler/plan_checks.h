@@ -228,6 +228,35 @@ inline void check_merge_lists(const PlanTarget& target, const Plan& plan, const 
   }
 }
 
+// Every item lies on its CTA's time line behind the one before, as long as it is modelled; each
+// line ends at `load`, the last at the makespan.
+inline void check_timeline(const PlanTarget& target, const Plan& plan,
+                           const std::vector<double>& load) {
+  const std::vector<ItemTime> times = timeline(plan, target);
+  ASSERT_EQ(times.size(), plan.items.size());
+  std::vector<double> end(target.num_ctas, 0);
+  for (size_t i = 0; i < times.size(); ++i) {  // queued items come last, as they are drawn
+    const int cta = times[i].cta;
+    ASSERT_TRUE(cta >= 0 && cta < target.num_ctas);
+    if (static_cast<int>(i) < plan.cta_item_indptr.back()) {
+      ASSERT_TRUE(plan.cta_item_indptr[cta] <= static_cast<int>(i) &&
+                  static_cast<int>(i) < plan.cta_item_indptr[cta + 1]);
+    } else {
+      ASSERT_EQ(times[i].begin_us, *std::min_element(end.begin(), end.end()));
+    }
+    const double us = modelled_us(plan, target, plan.items[i]);
+    ASSERT_EQ(times[i].begin_us, end[cta]);
+    ASSERT_NEAR(times[i].end_us - times[i].begin_us, us, 1e-3 * us + 1e-5);
+    end[cta] = times[i].end_us;
+  }
+  // Who draws a queued item where two are free at once is rounding's choice.
+  for (int cta = 0; cta < target.num_ctas && plan.num_queued() == 0; ++cta) {
+    ASSERT_NEAR(end[cta], load[cta], 1e-3 * load[cta] + 1e-5);
+  }
+  ASSERT_EQ(static_cast<float>(*std::max_element(end.begin(), end.end())),
+            plan.candidates.at(plan.chosen).makespan_us);
+}
+
 // The figures that the plan reports follow from its items.
 inline void check_figures(const PlanTarget& target, const Plan& plan) {
   ASSERT_GE(plan.chosen, 0);
@@ -245,6 +274,7 @@ inline void check_figures(const PlanTarget& target, const Plan& plan) {
   for (size_t i = plan.cta_item_indptr.back(); i < plan.items.size(); ++i) {  // as CTAs are free
     *std::min_element(load.begin(), load.end()) += modelled_us(plan, target, plan.items[i]);
   }
+  check_timeline(target, plan, load);
   for (const double us : load) total += us;
   const double busiest = *std::max_element(load.begin(), load.end());
   ASSERT_NEAR(chosen.makespan_us, busiest, 1e-3 * busiest + 1e-5);

@@ -63,6 +63,9 @@ def plan_command(
     window_left: Annotated[int, typer.Option(help="-1: no window", min=-1)] = -1,
     scheduler: Annotated[str, typer.Option(help="auto, lpt, unsplit")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="the whole plan as one object")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="write a page that shows the plan to this file")
+    ] = None,
 ):
     """Plan a batch, given by lengths or by a step of a trace; print choices, items and merges."""
     if (kv_len is None) == (trace is None):
@@ -101,4 +104,6 @@ def plan_command(
         tile_q=[int(t) for t in _lengths(tile_q, "--tile-q")],
         scheduler=scheduler,
     )
+    if html is not None:
+        html.write_text(plan.to_html(), encoding="utf-8")
     print(plan.to_json() if json else plan)
