@@ -1,6 +1,8 @@
 // Names the index arrays of a batch, so that errors can.
 #include "batch_arg.h"
 
+#include "plait/compose_radix.h"
+
 namespace plait::python {
 
 const TensorView& BatchArg::take(nb::handle object, const std::string& name) {
@@ -35,16 +37,23 @@ KvTables BatchArg::tables(nb::dict tables, const std::string& where) {
   return out;
 }
 
-Batch BatchArg::batch(nb::handle qo_indptr, nb::dict kv, nb::list levels, nb::dict queries) {
+Batch BatchArg::batch(nb::handle qo_indptr, nb::dict kv, nb::handle levels, nb::dict queries) {
   Batch batch;
   batch.qo_indptr = take(qo_indptr, "qo_indptr");
   batch.kv = tables(kv, "");
-  for (size_t i = 0; i < levels.size(); ++i) {
-    const std::string where = concat("levels[", i, "].");
-    nb::tuple level = nb::cast<nb::tuple>(levels[i]);
-    batch.levels.push_back({tables(nb::cast<nb::dict>(level[2]), where),
-                            take(level[0], where + "node_indptr"),
-                            take(level[1], where + "node_requests")});
+  if (nb::isinstance<ComposedLevels>(levels)) {
+    const auto& composed = nb::cast<const ComposedLevels&>(levels);
+    batch.levels = composed.levels();
+    batch.nodes = composed.nodes();
+  } else {
+    size_t i = 0;
+    for (nb::handle entry : levels) {
+      const std::string where = concat("levels[", i++, "].");
+      nb::tuple level = nb::cast<nb::tuple>(entry);
+      batch.levels.push_back({tables(nb::cast<nb::dict>(level[2]), where),
+                              take(level[0], where + "node_indptr"),
+                              take(level[1], where + "node_requests")});
+    }
   }
   const auto query = [&](const char* name, TensorView& to) {
     if (queries.contains(name)) to = take(queries[name], name);

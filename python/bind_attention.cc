@@ -35,7 +35,7 @@ void run(Attention& attention, nb::handle q, nb::handle k, nb::handle v, nb::han
   attention.run(args, stream_handle);
 }
 
-void plan(Attention& attention, nb::handle qo_indptr, nb::dict tables, nb::list levels,
+void plan(Attention& attention, nb::handle qo_indptr, nb::dict tables, nb::object levels,
           nb::dict queries, nb::handle stream) {
   BatchArg arg;
   const Batch batch = arg.batch(qo_indptr, tables, levels, queries);

@@ -42,6 +42,7 @@ nb::dict arrays_of(const Plan& plan) {
   out["row_map"] = to_bytes(plan.row_map);
   out["merge_indptr"] = to_bytes(plan.merge_indptr);
   out["merge_sources"] = to_bytes(plan.merge_sources);
+  out["nodes"] = to_bytes(plan.nodes);
   return out;
 }
 
@@ -55,6 +56,7 @@ nb::dict numbers_of(const Plan& plan) {
   out["num_partial_rows"] = plan.num_partial_rows;
   out["lists_per_head"] = plan.lists_per_head;
   out["total_keys"] = plan.total_keys;
+  out["kv_bytes"] = plan.kv_bytes;
   out["causal"] = plan.visible.causal;
   out["window_left"] = plan.visible.window_left;
   out["sink_tokens"] = plan.visible.sink_tokens;
@@ -117,6 +119,7 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   plan.num_partial_rows = number("num_partial_rows");
   plan.lists_per_head = number("lists_per_head");
   plan.total_keys = integer("total_keys", LLONG_MIN, LLONG_MAX);
+  plan.kv_bytes = integer("kv_bytes", 0, LLONG_MAX);
   plan.visible = {number("causal"), number("window_left"), number("sink_tokens")};
   plan.row_blocks = from_bytes<RowBlock>(arrays, "row_blocks");
   plan.items = from_bytes<WorkItem>(arrays, "items");
@@ -126,6 +129,7 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   plan.row_map = from_bytes<int>(arrays, "row_map");
   plan.merge_indptr = from_bytes<int>(arrays, "merge_indptr");
   plan.merge_sources = from_bytes<int>(arrays, "merge_sources");
+  plan.nodes = from_bytes<NodeChoice>(arrays, "nodes");
   return plan;
 }
 
@@ -146,6 +150,7 @@ PlanTarget target_from(nb::dict options) {
   read("queue_percent", target.queue_percent);
   read("min_queued_keys", target.min_queued_keys);
   read("min_keys_for_queue", target.min_keys_for_queue);
+  read("kv_bytes", target.kv_bytes);
   nb::list shapes = nb::cast<nb::list>(options["shapes"]);
   target.num_shapes = int(shapes.size());
   for (int i = 0; i < target.num_shapes; ++i) {
@@ -157,7 +162,7 @@ PlanTarget target_from(nb::dict options) {
 }
 
 Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr, nb::dict tables,
-                  nb::list levels, const Variant& variant, nb::dict target_options,
+                  nb::object levels, const Variant& variant, nb::dict target_options,
                   const std::string& scheduler) {
   const Scheduler parsed_scheduler = parse_scheduler(scheduler);
   const PlanTarget target = target_from(target_options);
@@ -166,7 +171,9 @@ Plan plan_on_host(const KvFormat& kv, const Bounds& bounds, nb::handle qo_indptr
   nb::gil_scoped_release unlocked;
   FormatView view;
   make_view(kv, bounds, batch, Device{}, view);
-  return make_plan(view.view, variant.visible, target, parsed_scheduler);
+  Plan plan = make_plan(view.view, variant.visible, target, parsed_scheduler);
+  plan.nodes = batch.nodes;
+  return plan;
 }
 
 // The target that stands for sm90 where none is at hand: its shipped costs; two shapes split the
@@ -190,6 +197,7 @@ nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_k
   target.queue_percent = cuda::kQueuePercent;
   target.min_queued_keys = cuda::kMinQueuedKeys;
   target.min_keys_for_queue = cuda::kMinKeysForQueue;
+  target.kv_bytes = num_kv_heads * 2LL * (128 + 128);
   target.cache_keys = cuda::kCacheBytes / (2 * (128 + 128));  // 16-bit, head_dim 128
   target.max_partial_rows = static_cast<int>(
       std::min(2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end()), 1LL * INT_MAX));
@@ -219,6 +227,7 @@ nb::dict target_options(const PlanTarget& target) {
   out["queue_percent"] = target.queue_percent;
   out["min_queued_keys"] = target.min_queued_keys;
   out["min_keys_for_queue"] = target.min_keys_for_queue;
+  out["kv_bytes"] = target.kv_bytes;
   return out;
 }
 
@@ -231,7 +240,9 @@ void bind_plan(nb::module_& m) {
       .def_static("from_parts", &from_parts, "numbers"_a, "candidates"_a, "arrays"_a)
       .def(
           "__eq__", [](const Plan& a, const Plan& b) { return a == b; }, nb::is_operator())
-      .def("__str__", [](const Plan& plan) { return to_string(plan); });
+      .def("__str__", [](const Plan& plan) { return to_string(plan); })
+      .def("explain", [](const Plan& plan) { return explain(plan); })
+      .def("explain_json", [](const Plan& plan) { return explain_json(plan); });
   m.def("make_plan", &plan_on_host, "kv"_a, "bounds"_a, "qo_indptr"_a, "tables"_a, "levels"_a,
         "variant"_a, "target"_a, "scheduler"_a);
   m.def(
@@ -245,6 +256,7 @@ void bind_plan(nb::module_& m) {
   m.attr("row_block_bytes") = sizeof(RowBlock);
   m.attr("work_item_bytes") = sizeof(WorkItem);
   m.attr("item_time_bytes") = sizeof(ItemTime);
+  m.attr("node_choice_bytes") = sizeof(NodeChoice);
 }
 
 }  // namespace plait::python

@@ -8,6 +8,7 @@ NB_MODULE(_plait, m) {
   plait::python::bind_config(m);
   plait::python::bind_plan(m);
   plait::python::bind_attention(m);
+  plait::python::bind_compose(m);
   plait::python::bind_operations(m);
   plait::python::bind_device(m);
   plait::python::bind_tools(m);

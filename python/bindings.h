@@ -19,6 +19,7 @@ nanobind::dict target_options(const PlanTarget& target);  // as plan.py's make_p
 void bind_config(nanobind::module_& m);      // formats, variants, bounds, configuration
 void bind_plan(nanobind::module_& m);        // Plan as plain arrays; the planner without a device
 void bind_attention(nanobind::module_& m);   // Workspace, Attention
+void bind_compose(nanobind::module_& m);     // compose_radix
 void bind_operations(nanobind::module_& m);  // merge_states, append_kv
 void bind_device(nanobind::module_& m);      // DeviceArray, graph timing
 void bind_tools(nanobind::module_& m);       // doctor, compile, cache, benchmarks

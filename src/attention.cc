@@ -110,6 +110,7 @@ void Attention::plan(const Batch& batch, Stream stream) {
         config.variant.name(), "' takes none; make the Attention with custom_mask()");
   make_plan(planned.view.view, config.variant.visible, impl_->executor->target(), config.scheduler,
             planned.plan);
+  planned.plan.nodes = batch.nodes;
   impl_->executor->upload(planned.plan, planned.view, stream);
   impl_->current = next;
 }

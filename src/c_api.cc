@@ -7,6 +7,7 @@
 
 #include "host_device/convert.h"
 #include "plait/attention.h"
+#include "plait/compose_radix.h"
 #include "plait/error.h"
 #include "tensor_checks.h"
 
@@ -16,6 +17,11 @@ struct plait_attention {
       : attention(config, std::move(workspace)), kernel_name(attention.kernel_name()) {}
   plait::Attention attention;
   std::string kernel_name;
+  std::string explanation;
+};
+
+struct plait_levels {
+  plait::ComposedLevels levels;
 };
 
 namespace plait {
@@ -331,6 +337,46 @@ TensorView rows(Views& views, const char* name, const void* data, Dtype dtype, c
                       {token, head, token == 0 && head == 0 ? 0 : 1});
 }
 
+plait_levels* compose(const plait_attention* a, const plait_radix_args* args) {
+  check(a != nullptr, "plait_compose_radix: attention is NULL");
+  check_struct("plait_radix_args", args);
+  const plait_radix_args& r = *args;
+  const int64_t n = r.num_requests;
+  check(n >= 0 && r.num_nodes >= 0, "plait_radix_args: num_requests is ", n, " and num_nodes ",
+        r.num_nodes, "; they must be >= 0");
+  const bool tree = r.node_parent != nullptr || r.request_node != nullptr;
+  const bool hashes = r.hash_indptr != nullptr || r.hash_ids != nullptr || r.hashed_len != nullptr;
+  check(r.tables.on_device == 0, "plait_radix_args: tables.on_device is ", r.tables.on_device,
+        "; levels are composed on the host: give host arrays and 0");
+  check(tree != hashes, "plait_radix_args: ", tree ? "both" : "neither",
+        " given; taken are node_parent and request_node, or hash_indptr and hash_ids");
+  const AttentionConfig& config = a->attention.config();
+  const RadixOptions options{config.kv, a->attention.target(), config.variant.visible,
+                             r.max_levels};
+  const Device host;
+  const bool ragged = config.kv.kind == KvFormat::kRagged;
+  Views views("plait_compose_radix");
+  const TensorView qo_indptr = views.ints("qo_indptr", r.qo_indptr, host, {n + 1});
+  const int64_t lists = tree ? r.num_nodes : n;
+  const KvTables tables = tables_from(views, with_empty(r.tables, lists, ragged), lists, host);
+  if (tree) {
+    const RadixTree from{views.ints("node_parent", r.node_parent, host, {lists}), tables,
+                         views.ints("request_node", r.request_node, host, {n})};
+    return new plait_levels{compose_radix(from, qo_indptr, options)};
+  }
+  BlockHashes from{views.ints("hash_indptr", r.hash_indptr, host, {n + 1}),
+                   {},
+                   views.ints("hashed_len", r.hashed_len, host, {n}),
+                   r.block_tokens,
+                   tables};
+  if (r.hash_indptr != nullptr) {
+    const int64_t num_ids = views.last_of("hash_indptr", r.hash_indptr, n);
+    const int64_t* ids = r.hash_ids == nullptr && num_ids == 0 ? kNoSlots : r.hash_ids;
+    from.hash_ids = views.ints("hash_ids", ids, host, {num_ids});
+  }
+  return new plait_levels{compose_radix(from, qo_indptr, options)};
+}
+
 void plan(plait_attention* a, const plait_batch* b, void* stream) {
   check(a != nullptr, "plait_plan: attention is NULL");
   check_struct("plait_batch", b);
@@ -340,6 +386,8 @@ void plan(plait_attention* a, const plait_batch* b, void* stream) {
         b->num_levels, "; it must be 0 ... ", kMaxLevels);
   check(b->num_levels == 0 || b->levels != nullptr,
         "plait_batch: levels is NULL, but num_levels is ", b->num_levels);
+  check(b->composed == nullptr || b->num_levels == 0,
+        "plait_batch: composed is given beside levels; num_levels must be 0");
   const Device host, device = a->attention.config().device;
   Views views("plait_plan");
   Batch batch;
@@ -366,6 +414,10 @@ void plan(plait_attention* a, const plait_batch* b, void* stream) {
     to.node_indptr = views.ints("node_indptr", from.node_indptr, host, {nodes + 1});
     to.node_requests = views.ints("node_requests", from.node_requests, host,
                                   {views.last_of("node_indptr", from.node_indptr, nodes)});
+  }
+  if (b->composed != nullptr) {
+    batch.levels = b->composed->levels.levels();
+    batch.nodes = b->composed->levels.nodes();
   }
   check(b->mask_bits != nullptr || b->num_mask_bytes == 0,
         "plait_batch: mask_bits is NULL, but num_mask_bytes is ", b->num_mask_bytes);
@@ -491,6 +543,11 @@ void plait_config_init(plait_config* config) {
   config->rope_high_freq_factor = rope.high_freq_factor;
 }
 void plait_kv_tables_init(plait_kv_tables* tables) { plait::init(tables); }
+void plait_radix_args_init(plait_radix_args* args) {
+  if (args == nullptr) return;
+  plait::init(args);
+  plait::init(&args->tables);
+}
 void plait_batch_init(plait_batch* batch) {
   if (batch == nullptr) return;
   plait::init(batch);
@@ -537,6 +594,27 @@ void plait_attention_destroy(plait_attention* attention) { delete attention; }
 
 const char* plait_kernel_name(const plait_attention* attention) {
   return attention == nullptr ? "" : attention->kernel_name.c_str();
+}
+
+plait_status plait_compose_radix(const plait_attention* attention, const plait_radix_args* args,
+                                 plait_levels** levels) {
+  return plait::guarded([&] {
+    plait::check(levels != nullptr, "plait_compose_radix: levels is NULL");
+    *levels = plait::compose(attention, args);
+  });
+}
+
+void plait_levels_destroy(plait_levels* levels) { delete levels; }
+
+const char* plait_explain(plait_attention* attention, int32_t json) {
+  const char* text = nullptr;
+  plait::guarded([&] {
+    plait::check(attention != nullptr, "plait_explain: attention is NULL");
+    const plait::Plan& plan = attention->attention.current_plan();
+    attention->explanation = json ? plait::explain_json(plan) : plait::explain(plan);
+    text = attention->explanation.c_str();
+  });
+  return text;
 }
 
 plait_status plait_plan(plait_attention* attention, const plait_batch* batch, void* stream) {

@@ -32,6 +32,9 @@ class Executor {
 // int does not hold them.
 int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q);
 
+// Bytes of a key and its value, over all heads.
+long long kv_bytes(const AttentionConfig& config);
+
 // How an Attention's workspace is divided: [partial_out][partial_lse], each 256-byte aligned. The
 // same for every executor. Arrival counters have memory of their own: whoever shares a workspace
 // may divide it otherwise, and leave partial rows where counters have to be zero.

@@ -224,11 +224,16 @@ void check_scale(const TensorName& name, float scale, bool taken) {
         "; only numbers in float8_e4m3fn and float8_e5m2 have a scale");
 }
 
+void check_num_levels(const char* name, int num_levels) {
+  check(num_levels >= 1 && num_levels <= kMaxLevels, name, " is ", num_levels,
+        "; it must be 1 ... ", kMaxLevels,
+        " (of a deeper tree compose_radix shares the nodes that save most)");
+}
+
 void check_format(const char* where, const KvFormat& format) {
   check(format.kind == KvFormat::kRagged || format.kind == KvFormat::kPaged, where, ": kv.kind is ",
         static_cast<int>(format.kind), "; it must be ragged (0) or paged (1)");
-  check(format.num_levels >= 1 && format.num_levels <= kMaxLevels, where, ": kv.num_levels is ",
-        format.num_levels, "; it must be 1 ... ", kMaxLevels);
+  check_num_levels(concat(where, ": kv.num_levels").c_str(), format.num_levels);
   if (format.kind == KvFormat::kRagged) {
     check(format.page_size == 1, where, ": kv.page_size is ", format.page_size,
           ", but a ragged format has no pages; leave it 1");

@@ -66,6 +66,7 @@ KvTensors check_kv(const char* where, const char* k_name, const char* v_name,
 
 // A k_scale or v_scale; `taken`: K and V are numbers of 8 bits, others have scale 1.
 void check_scale(const TensorName& name, float scale, bool taken);
+void check_num_levels(const char* name, int num_levels);
 // The format itself: page size, levels.
 void check_format(const char* where, const KvFormat& format);
 // A number of rows that fits an int.

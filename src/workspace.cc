@@ -7,6 +7,7 @@
 
 #include "cuda/memory.h"
 #include "executor.h"
+#include "host_device/convert.h"
 #include "plait/attention.h"
 #include "plait/error.h"
 
@@ -94,6 +95,11 @@ int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q) {
         config.bounds.query_tokens, " x num_qo_heads ", config.num_qo_heads, " x ",
         config.kv.num_levels, " levels need ", rows, " partial rows; fewer than 2^31 are taken");
   return static_cast<int>(rows);
+}
+
+long long kv_bytes(const AttentionConfig& config) {
+  return static_cast<long long>(config.num_kv_heads) * (config.head_dim_qk + config.head_dim_vo) *
+         bytes_of(config.dtype_kv());
 }
 
 WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo) {

@@ -44,6 +44,15 @@ def test_replay(trace):
         assert wanted in table
 
 
+def test_shared_replay():
+    trace = DATA / "mooncake_conversation_400.jsonl"
+    args = ("replay", trace, "--requests", 8, "--scale", "1/4", "--chunk", 2048, "--step-ms", 20000,
+            "--max-batch", 8, "--steps", 12, "--num-qo-heads", 2, "--check", 4, "--share", "--json")  # fmt: skip
+    out = json.loads(run(*args))
+    assert out["steps checked"] == 3 and "compose us" in out and "nodes shared" in out
+    assert 0 < out["bytes not read"] < out["bytes without sharing"]
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
@@ -54,6 +63,7 @@ def test_replay(trace):
         (("--device", "tpu"), "taken are 'cpu', 'cuda'"),
         (("--pages", "1"), "the cache has 1"),
         (("--kernel", "fast"), "fast"),
+        (("--share",), "the trace has no hash_ids"),
         (("--scheduler", "best"), "taken are 'auto', 'lpt' and 'unsplit'"),
     ],
 )

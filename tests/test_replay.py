@@ -187,6 +187,29 @@ def test_replay_meets_the_reference(dtype, page_size):
     )
 
 
+@pytest.mark.parametrize("page_size", [16, 3])
+def test_shared_replay_meets_the_reference(page_size):
+    """Every row of every step again, with prompts that many requests have in common: fewer bytes
+    are read, by what the nodes say."""
+    head = tuple(range(100, 124))  # 384 tokens
+    trace = [
+        TraceRequest(0.0, 384 + 16 * (i % 3) + 5, 6, head + tuple(1000 * i + j for j in range(3)[: 1 + i % 3]), 16)
+        for i in range(8)
+    ]
+    options = SMALL | dict(chunk=256, dtype="float32", page_size=page_size)
+    report = replay(trace, Options(**options, share=True))
+    flat = replay(trace, Options(**options))
+    assert report.failures == [] and report.steps_checked == report.steps == flat.steps
+    assert report.nodes >= report.nodes_shared > 0
+    assert report.bytes_not_read > 0 and report.bytes + report.bytes_not_read == flat.bytes
+    assert flat.bytes_not_read == 0 and flat.compose_us == []
+
+
+def test_a_trace_without_hashes_has_nothing_to_share():
+    with pytest.raises(ValueError, match="no hash_ids"):
+        replay([TraceRequest(0.0, 5, 1)], Options(**SMALL, share=True))
+
+
 def test_empty_trace():
     report = replay([], Options(**SMALL))
     assert report.steps == 0 and report.failures == []

@@ -148,6 +148,32 @@ typedef struct plait_level {
   const int32_t* node_requests;     /* [node_indptr[num_nodes]] host */
 } plait_level;
 
+/* What requests have in common, as levels for plait_plan: plait/compose_radix.h. Host arrays. */
+typedef struct plait_radix_args {
+  size_t struct_size;
+  int32_t num_requests;
+  const int32_t* qo_indptr;         /* [num_requests + 1], as in plait_batch */
+  int32_t max_levels;               /* that are used; 0: all of the attention's format (default) */
+  /* A radix tree, `tables` being those of its nodes ... */
+  int32_t num_nodes;
+  const int32_t* node_parent;       /* [num_nodes]: another node, or -1 at the root */
+  const int32_t* request_node;      /* [num_requests]: where it ends; -1: it has no keys */
+  /* ... or block hashes, `tables` being those of the requests. */
+  const int32_t* hash_indptr;       /* [num_requests + 1], from 0 */
+  const int64_t* hash_ids;          /* [hash_indptr[num_requests]] */
+  const int32_t* hashed_len;        /* [num_requests]; NULL: all blocks are full */
+  int32_t block_tokens;
+  plait_kv_tables tables;
+} plait_radix_args;
+void plait_radix_args_init(plait_radix_args* args);
+
+typedef struct plait_levels plait_levels;
+/* Weighed by what `attention`, of a format with two levels or more, knows of its device. `levels`
+ * is set only on PLAIT_OK, and owns its arrays. */
+plait_status plait_compose_radix(const plait_attention* attention, const plait_radix_args* args,
+                                 plait_levels** levels);
+void plait_levels_destroy(plait_levels* levels); /* NULL is taken */
+
 typedef struct plait_batch {
   size_t struct_size;
   int32_t num_requests;
@@ -155,6 +181,7 @@ typedef struct plait_batch {
   plait_kv_tables kv;               /* of a format with one level */
   const plait_level* levels;        /* [num_levels] of a composed format */
   int32_t num_levels;
+  const plait_levels* composed;     /* instead of levels: those of plait_compose_radix */
   /* Of a config with custom_mask: MaskTables in plait/kv_format.h. Bits of q_len rows of kv_len -
    * first_masked_key keys a request, each request in a new byte, one after the other. */
   const uint8_t* mask_bits;         /* [num_mask_bytes] host, or device where mask_on_device */
@@ -167,6 +194,9 @@ void plait_batch_init(plait_batch* batch);
 
 /* Once a step. `stream`: a CUstream, NULL is the default stream; unused on the cpu. */
 plait_status plait_plan(plait_attention* attention, const plait_batch* batch, void* stream);
+/* What the plan shares between requests and why: a table, or one JSON object. Valid until the next
+ * call; NULL where nothing is planned (plait_last_error() says so). */
+const char* plait_explain(plait_attention* attention, int32_t json);
 
 typedef struct plait_run_args {
   size_t struct_size;

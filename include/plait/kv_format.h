@@ -4,6 +4,7 @@
 #pragma once
 #include <vector>
 
+#include "plait/node_choice.h"
 #include "plait/tensor.h"
 
 namespace plait {
@@ -71,6 +72,8 @@ struct Batch {
   TensorView qo_indptr;         // [n + 1] host, starting at 0, not decreasing
   KvTables kv;                  // of a format with one level
   std::vector<KvLevel> levels;  // of a composed format
+  std::vector<NodeChoice> nodes{};  // optional: what compose_radix() says of the levels, which the
+                                    //   plan keeps for explain()
   MaskTables mask{};            // of the variant custom_mask()
   TensorView q_positions{};     // optional [query tokens] host: absolute positions, as of drafts
                                 //   in a tree. Not given: the last query is at the last key.

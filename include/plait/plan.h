@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/node_choice.h"
 #include "plait/plan_data.h"
 
 namespace plait {
@@ -43,6 +44,7 @@ struct PlanTarget {
   int queue_percent = 0;        // of the keys of few rows: left to whoever is free first; 0: none
   int min_queued_keys = 0;      // no piece of those is shorter, but where a head ends
   int min_keys_for_queue = 0;   // of the batch, heads times keys a CTA: with less there is no queue
+  long long kv_bytes = 0;       // of a key and its value, all heads; for explain(). 0: unknown
 };
 
 enum class Scheduler {
@@ -72,6 +74,8 @@ struct Plan {
   int num_partial_rows = 0;
   long long total_keys = 0;                // sum over requests of the keys planned, visible or not
   Visibility visible;
+  long long kv_bytes = 0;                  // PlanTarget::kv_bytes
+  std::vector<NodeChoice> nodes;           // what compose_radix() decided; empty: not its levels
   // What executors read: see plan_data.h.
   std::vector<RowBlock> row_blocks;
   std::vector<WorkItem> items;             // in CTA order; then the queue: a CTA that is through
@@ -106,5 +110,11 @@ struct ItemTime {
 std::vector<ItemTime> timeline(const Plan& plan, const PlanTarget& target);
 
 std::string to_string(const Plan& plan);  // a table of a few lines: choices, CTAs, items, merges
+
+// What a plan shares: its nodes; of levels that compose_radix() did not make, those of their row
+// blocks that have the rows of several requests (kGiven).
+std::vector<NodeChoice> shared_nodes(const Plan& plan);
+std::string explain(const Plan& plan);       // a table, a line a node: bytes, rows, tile, why
+std::string explain_json(const Plan& plan);  // the same as one object
 
 }  // namespace plait

@@ -84,10 +84,10 @@ struct alignas(1024) Smem : LandingRing<kConfig> {
   unsigned char v[kStages][tile_bytes(kConfig.tile_kv, kConfig.head_dim_vo)];
   // By consumer warpgroup and row, from a unit's last round to its store; then the merge's tokens.
   SoftmaxState states[64 * kConfig.num_consumer_warpgroups];
-  Pending<kConfig> pending[4];       // by consumer warp, of kernels that merge units together
-  CtaStart start;                    // the first unit points into it
-  Unit units[kUnits];                // unit u is units[u % kUnits]
-  int positions[kQStages][kTileQ];   // of the queries in q, for masks
+  Pending<kConfig> pending[4];      // by consumer warp, of kernels that merge units together
+  CtaStart start;                   // the first unit points into it
+  Unit units[kUnits];               // unit u is units[u % kUnits]
+  int positions[kQStages][kTileQ];  // of the queries in q, for masks
   ptx::Barrier full_k[kStages], full_v[kStages];
   ptx::Barrier raw_k[kFp8 ? 2 * kCopyStages : kStages];  // of fp8 then vacant_k; likewise raw_v
   ptx::Barrier raw_v[kFp8 ? 2 * kCopyStages : kStages];

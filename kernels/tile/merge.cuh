@@ -10,7 +10,7 @@
 
 namespace plait {
 
-// The merge list of these rows. first_head: of the group; what a tile holds where it holds no whole group.
+// The merge list of these rows. first_head: of the group, where tiles hold no whole one.
 template <KernelConfig kConfig>
 PLAIT_DEVICE int merge_list(const Params& params, const TokenHead& of, int first_head) {
   constexpr int kTileQ = kConfig.shapes[0].tile_q;

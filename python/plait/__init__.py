@@ -5,6 +5,7 @@ attention states. `Attention` is the entry point; `python -m plait --help` is th
 """
 
 from plait.attention import Attention, Bounds, Workspace, workspace_bytes
+from plait.compose import compose_radix
 from plait.device_array import DeviceArray
 from plait.formats import ComposedKv, Level, PagedKv, RaggedKv
 from plait.operations import append_kv, merge_state, merge_states
@@ -41,6 +42,7 @@ __all__ = [
     "alibi_slopes",
     "append_kv",
     "causal",
+    "compose_radix",
     "custom",
     "custom_mask",
     "full",

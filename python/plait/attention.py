@@ -264,6 +264,7 @@ class Attention:
         All are int32 or int64 and 1-D, block_table 2-D. Lengths and indptrs lie on the host; page
         tables lie on host or device. Host arrays are copied; device arrays are kept and must stay
         unchanged until the runs are done. Which tables a format takes: RaggedKv, PagedKv, Level.
+        levels: of a ComposedKv, as many Level as it has levels, or what compose_radix() made.
 
         Variant custom_mask() takes one of packed_custom_mask, uint8 bits (little-endian; each
         request begins in a new byte), and custom_mask, bools; on host or device, read once, 1-D: of

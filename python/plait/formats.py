@@ -1,5 +1,9 @@
 """KV formats: how K and V lie in memory. The cache is taken as it is; nothing is copied."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from plait import _plait
 from plait.arguments import instance, integer
 
@@ -38,7 +42,8 @@ def PagedKv(page_size: int, layout: str = "NHD") -> KvFormat:
 
 
 def ComposedKv(format: KvFormat, num_levels: int) -> KvFormat:
-    """Several levels over one cache: plan(levels=[Level(...), ...]) lists the keys of each."""
+    """Several levels over one cache: plan(levels=[Level(...), ...]) lists the keys of each;
+    compose_radix() makes the list. num_levels is 1 ... 8."""
     format = instance("ComposedKv", "format", format, KvFormat, "RaggedKv() or PagedKv(...)")
     return _plait.composed_kv(format, integer("ComposedKv", "num_levels", num_levels))
 
@@ -53,6 +58,37 @@ class Level:
     def __init__(self, node_indptr=None, node_requests=None, **tables):
         _refuse_unknown("Level", tables)
         self.node_indptr, self.node_requests, self.tables = node_indptr, node_requests, tables
+
+
+class ComposedLevels(Sequence):
+    """The levels that compose_radix() made: a sequence of Level, for plan(levels=...)."""
+
+    def __init__(self, impl):
+        self._impl = impl
+        self._levels = None
+
+    def _list(self):
+        if self._levels is None:
+            self._levels = [
+                Level(_array(indptr), _array(requests), **given(**_arrays(tables)))
+                for indptr, requests, tables in self._impl.levels
+            ]
+        return self._levels
+
+    def __len__(self):
+        return len(self._list())
+
+    def __getitem__(self, index):
+        return self._list()[index]
+
+
+def _array(stored):
+    """An index array of the extension: (bytes, bytes an entry), None: not given."""
+    return stored and np.frombuffer(stored[0], np.dtype(f"i{stored[1]}"))
+
+
+def _arrays(tables):
+    return {name: _array(stored) for name, stored in tables.items()}
 
 
 def _refuse_unknown(where, tables):
@@ -70,6 +106,8 @@ def level_tuples(levels):
     """Levels as the extension takes them."""
     if levels is None:
         return []
+    if isinstance(levels, ComposedLevels):
+        return levels._impl
     for i, level in enumerate(levels):
         if not isinstance(level, Level):
             raise TypeError(f"levels[{i}] must be a plait.Level, not {type(level).__name__}")

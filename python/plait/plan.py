@@ -6,16 +6,21 @@ import numpy as np
 
 from plait import _plait
 from plait.arguments import instance, integer, number
-from plait.formats import ComposedKv, KvFormat, RaggedKv, given, level_tuples
+from plait.formats import (
+    ComposedKv,
+    ComposedLevels,
+    KvFormat,
+    RaggedKv,
+    given,
+    level_tuples,
+)
 from plait.variants import Variant, full
+
+_WIDE = ("first_block", "keys_shared", "keys_not_read", "flat_ns", "shared_ns")
 
 
 def _struct(fields, size):
-    dtype = np.dtype([(name, np.int32) for name in fields])
-    if "first_block" in fields:
-        dtype = np.dtype(
-            [(name, np.int64 if name == "first_block" else np.int32) for name in fields]
-        )
+    dtype = np.dtype([(name, np.int64 if name in _WIDE else np.int32) for name in fields])
     if dtype.itemsize != size:  # the C++ struct has changed
         raise ImportError(f"plan.py reads {dtype.itemsize} bytes of a struct of {size}")
     return dtype
@@ -48,6 +53,25 @@ ITEM_TIME = np.dtype(
 )
 if ITEM_TIME.itemsize != _plait.item_time_bytes:
     raise ImportError(f"plan.py reads {ITEM_TIME.itemsize} bytes of {_plait.item_time_bytes}")
+NODE_CHOICE = _struct(
+    (
+        "node",
+        "parent",
+        "level",
+        "num_requests",
+        "num_rows",
+        "num_tiles",
+        "tile_q",
+        "kv_len",
+        "why",
+        "padding",
+        "keys_shared",
+        "keys_not_read",
+        "flat_ns",
+        "shared_ns",
+    ),
+    _plait.node_choice_bytes,
+)
 _ARRAYS = {
     "row_blocks": ROW_BLOCK,
     "items": WORK_ITEM,
@@ -57,6 +81,7 @@ _ARRAYS = {
     "row_map": np.dtype(np.int32),
     "merge_indptr": np.dtype(np.int32),
     "merge_sources": np.dtype(np.int32),
+    "nodes": NODE_CHOICE,
 }
 
 # Modelled times are counted in 64-bit picoseconds: these stay well below, whatever the batch.
@@ -66,12 +91,13 @@ _MOST_US, _MOST_US_PER_KEY = 1e6, 1e3
 class Plan:
     """What every executor runs: include/plait/plan.h and plan_data.h say what each field means.
 
-    Arrays (read-only NumPy): row_blocks and items (in CTA order, then those that CTAs draw) are
-    structured; cta_item_indptr, token_request, token_position, row_map, merge_indptr and
-    merge_sources are int32. Numbers: chosen, num_ctas, num_tokens, num_requests, num_levels,
-    num_partial_rows, lists_per_head, total_keys, causal, window_left, sink_tokens. candidates:
-    dicts of the cuts that were scored; balance: modelled time of the busiest CTA over the mean.
-    `str(plan)` is a table; plans compare with ==.
+    Arrays (read-only NumPy): row_blocks, items (in CTA order, then those that CTAs draw) and nodes
+    (of compose_radix) are structured; cta_item_indptr, token_request, token_position, row_map,
+    merge_indptr and merge_sources are int32. Numbers: chosen, num_ctas, num_tokens, num_requests,
+    num_levels, num_partial_rows, lists_per_head, total_keys, causal, window_left, sink_tokens,
+    kv_bytes (of a key and its value, all heads; 0: unknown). candidates: dicts of the cuts that
+    were scored; balance: modelled time of the busiest CTA over the mean. `str(plan)` is a table;
+    plans compare with ==.
     target: what it was planned for, a dict of PlanTarget's fields; None of a plan out of JSON.
     """
 
@@ -146,6 +172,22 @@ class Plan:
             f"<plait.Plan {self.num_tokens} tokens, {len(self.items)} items on {self.num_ctas} "
             f"CTAs, balance {self.balance:.3f}>"
         )
+
+    def explain(self) -> str:
+        """What is shared between requests and why: a table, a line a node over two or more (not
+        counted are those without queries, and with so many that they fill a tile).
+
+        rows are packed, tiles what they take (number x rows of the first); "MB not read" is what
+        the requests would read one by one beyond what is read once. shared us and flat us are
+        modelled, of the node's keys and summed over all CTAs, the joins of sharing included.
+        """
+        return self._data.explain()
+
+    def explain_json(self) -> str:
+        """explain() as one JSON object: kv_bytes, bytes, bytes_not_read, nodes [{node, parent,
+        shared, level, keys, requests, rows, tiles, tile_q, bytes_shared, bytes_not_read,
+        shared_us, flat_us, why}]; why: pays, does_not_pay, too_deep, cannot_join, given."""
+        return self._data.explain_json()
 
     def to_dict(self) -> dict:
         """Plain lists and numbers; a structured array becomes {field: list}."""
@@ -249,7 +291,8 @@ def make_plan(
             f"qo_indptr[{len(qo_indptr) - 1}] is {qo_indptr[-1]}; it must be 0 ... 2^31 - 1"
         )
     arrays = {name: np.asarray(array) for name, array in given(kv_len=kv_len, **tables).items()}
-    levels = list(levels or [])
+    levels = [] if levels is None else levels
+    levels = levels if isinstance(levels, ComposedLevels) else list(levels)
     if kv is None:
         kv = ComposedKv(RaggedKv(), len(levels)) if len(levels) > 1 else RaggedKv()
     instance("make_plan", "kv", kv, KvFormat, "RaggedKv() or ComposedKv(...)")

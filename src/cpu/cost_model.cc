@@ -29,6 +29,7 @@ PlanTarget plan_target(const AttentionConfig& config, int num_threads) {
   }
   target.merge_us = kMergeUs * dims;
   target.min_split_keys = kMinSplitKeys;
+  target.kv_bytes = kv_bytes(config);
   target.max_partial_rows = max_partial_rows(config, target.num_ctas, target.shapes[0].tile_q);
   return target;
 }

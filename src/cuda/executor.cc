@@ -50,6 +50,7 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   target.queue_percent = cuda::kQueuePercent;
   target.min_queued_keys = cuda::kMinQueuedKeys;
   target.min_keys_for_queue = cuda::kMinKeysForQueue;
+  target.kv_bytes = kv_bytes(config);
   target.max_partial_rows = max_partial_rows(config, target.num_ctas, kernel.shapes[0].tile_q);
   return target;
 }

@@ -35,8 +35,12 @@ long long load(const char* p, bool wide) {
 }  // namespace
 
 KeyLists::KeyLists(const KvFormat& format, const KvTables& tables, long long num_lists,
-                   const char* list_word, int level, const Device& device)
-    : page_size_(format.page_size), level_(level), list_word_(list_word), device_(device) {
+                   const char* list_word, int level, const Device& device, const char* where)
+    : page_size_(format.page_size),
+      level_(level),
+      list_word_(list_word),
+      where_(where),
+      device_(device) {
   kv_len_ = IndexArray(tables.kv_len, name("kv_len"), device);
   if (kv_len_.given()) kv_len_.require_host(num_lists, kOneEach);
   if (format.kind == KvFormat::kRagged) {
@@ -178,7 +182,7 @@ void KeyLists::check_agrees(long long i, long long len, const IndexArray& other)
   }
 }
 
-int KeyLists::kv_len(long long i, int max_keys) const {
+int KeyLists::kv_len(long long i, int max_keys, const char* limit) const {
   long long len = 0, capacity = LLONG_MAX;  // in pages
   switch (kind_) {
     case kIndptr: {
@@ -229,7 +233,7 @@ int KeyLists::kv_len(long long i, int max_keys) const {
         kind_ == kIndptr  ? concat(indptr_.at(i + 1), " - ", indptr_.name().in_level(), "[", i, "]")
         : kv_len_.given() ? kv_len_.at(i)
                           : concat(indptr_.name().text(), ": kv_len of ", list_word_, " ", i);
-    refuse(what, " is ", len, "; lengths are 0 ... ", max_keys, " (bounds.keys)");
+    refuse(what, " is ", len, "; lengths are 0 ... ", max_keys, " (", limit, ")");
   }
   if (capacity != LLONG_MAX && num_pages(static_cast<int>(len)) > capacity) [[unlikely]] {
     refuse(kv_len_.at(i), " is ", len, ", which takes ", num_pages(static_cast<int>(len)),
@@ -301,11 +305,12 @@ const char* KeyLists::page_entry(long long i, long long* stride_bytes, bool* wid
   return block_table_.bytes() + row(i) * block_table_.stride(0) * bytes;
 }
 
-int KeyLists::copy_pages(long long i, int n, int* out) const {
+int KeyLists::copy_pages(long long i, int first, int n, int* out) const {
   if (n == 0) return -1;
   long long stride;
   bool wide;
   const char* in = page_entry(i, &stride, &wide);
+  in += first * stride;
   Extremes range;
   if (!wide && stride == 4) {
     range = copy_dense(reinterpret_cast<const int32_t*>(in), n, out);
@@ -322,7 +327,7 @@ int KeyLists::copy_pages(long long i, int n, int* out) const {
     for (int j = 0; j < n; ++j) {
       const long long x = load(in + j * stride, wide);
       if (x >= 0 && x <= INT_MAX) continue;
-      refuse("plan: ", page_name(i, j), " is ", x, "; page ids are ",
+      refuse(where_, ": ", page_name(i, first + j), " is ", x, "; page ids are ",
              x < 0 ? ">= 0" : "less than 2^31", " (", list_word_, " ", i, ")");
     }
   }

@@ -2,6 +2,7 @@
 #include "plait/kv_format.h"
 
 #include "plait/error.h"
+#include "tensor_checks.h"
 
 namespace plait {
 
@@ -13,8 +14,7 @@ KvFormat paged_kv(int page_size, bool hnd) {
 }
 
 KvFormat composed_kv(KvFormat format, int num_levels) {
-  check(num_levels >= 1 && num_levels <= kMaxLevels, "composed_kv: num_levels is ", num_levels,
-        "; it must be 1 ... ", kMaxLevels);
+  check_num_levels("composed_kv: num_levels", num_levels);
   check(format.num_levels == 1, "composed_kv: format is composed already, of ", format.num_levels,
         " levels; compose a ragged or paged one");
   format.num_levels = num_levels;

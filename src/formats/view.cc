@@ -251,7 +251,7 @@ class ViewBuilder {
       for (size_t b = first_row_block; b < blocks.size(); ++b) {
         const long long list = out_.block_list[b], first_block = blocks[b].first_block;
         const int n = lists.num_pages(blocks[b].kv_len);
-        const int largest = lists.copy_pages(list, n, table.indices.data() + first_block);
+        const int largest = lists.copy_pages(list, 0, n, table.indices.data() + first_block);
         if (largest > out_.max_block) {
           out_.max_block = largest;
           largest_ = {level_idx, list, first_block};
@@ -348,6 +348,7 @@ void make_view(const KvFormat& format, const Bounds& bounds, const Batch& batch,
     if (!batch.levels.empty()) {
       refuse("plan: levels are given, but the format has one level; give the tables themselves");
     }
+    if (!batch.nodes.empty()) refuse("plan: nodes are given, but the format has one level");
     builder.add_requests(batch.kv, 0);
   } else {
     if (any_given(batch.kv)) {
@@ -355,7 +356,8 @@ void make_view(const KvFormat& format, const Bounds& bounds, const Batch& batch,
     }
     if (batch.levels.size() != static_cast<size_t>(format.num_levels)) {
       refuse("plan: levels has ", batch.levels.size(), " entries; the format has ",
-             format.num_levels, " levels");
+             format.num_levels, " levels; make the Attention with as many, or give empty ones",
+             " (compose_radix gives as many as the format has)");
     }
     for (int i = 0; i < format.num_levels; ++i) builder.add_nodes(batch.levels[i], i);
     builder.finish_levels();

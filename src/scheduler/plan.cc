@@ -281,6 +281,8 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
         "; give larger bounds, or fewer levels over the same tokens");
 
   plan.num_ctas = model.num_ctas;
+  plan.kv_bytes = target.kv_bytes;
+  plan.nodes.clear();
   plan.num_partial_rows = scratch.best.num_partial_rows;
   write_items(scratch.best, model, scratch, plan);
   find_mask_begins(view, model, plan);

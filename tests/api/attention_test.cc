@@ -423,7 +423,8 @@ TEST(Attention, ConfigRefusals) {
   EXPECT_EQ(refused([](AttentionConfig& c) { c.kv.page_size = 0; }),
             "attention: kv.page_size is 0; it must be >= 1");
   EXPECT_EQ(refused([](AttentionConfig& c) { c.kv.num_levels = 9; }),
-            "attention: kv.num_levels is 9; it must be 1 ... 8");
+            "attention: kv.num_levels is 9; it must be 1 ... 8 (of a deeper tree compose_radix "
+            "shares the nodes that save most)");
   EXPECT_NE(refused([](AttentionConfig& c) {
               c.kv.num_levels = 3;
               c.bounds.query_tokens = (1 << 30) / kQoHeads;

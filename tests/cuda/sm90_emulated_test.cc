@@ -244,8 +244,8 @@ TEST(Sm90Emulated, SharedPagesThroughARowMap) {
       make_case<Bfloat16>(shape_of(kBoth, 16), {1, -1, 0}, {1, 4, 2}, {70, 4, 2}, 150, 6);
   EXPECT_GT((run_sm90<with_loader(kBoth, Loader::kPaged)>(c, 3)), 0);
 }
-// Every unit of a composed format leaves partial rows: a CTA tells of some together, of more than it
-// keeps a list of, of several tokens each and of one.
+// Every unit of a composed format leaves partial rows: a CTA tells of some together, of more than
+// it keeps a list of, of several tokens each and of one.
 TEST(Sm90Emulated, PartsOneAfterTheOther) {
   const std::vector<int> q_lens(41, 1);
   std::vector<int> kv_lens;

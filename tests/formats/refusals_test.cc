@@ -353,15 +353,20 @@ TEST_F(LevelRefusals, All) {
             "plan: levels[1].node_requests[1] is 2, which has 0 keys in the levels before, but "
             "request 0 under the same node 0 has 20; they must be equal");
   batch.levels.resize(1);
-  EXPECT_EQ(plan(), "plan: levels has 1 entries; the format has 2 levels");
+  EXPECT_EQ(
+      plan(),
+      "plan: levels has 1 entries; the format has 2 levels; make the Attention with as many, or "
+      "give empty ones (compose_radix gives as many as the format has)");
   batch.kv.kv_len = len.view();
   EXPECT_EQ(plan(), "plan: a composed format takes its tables in levels, one set a level");
 }
 
 TEST(Format, Refusals) {
   EXPECT_EQ(test::refusal([] { paged_kv(0); }), "paged_kv: page_size is 0; it must be >= 1");
-  EXPECT_EQ(test::refusal([] { composed_kv(ragged_kv(), 9); }),
-            "composed_kv: num_levels is 9; it must be 1 ... 8");
+  EXPECT_EQ(
+      test::refusal([] { composed_kv(ragged_kv(), 9); }),
+      "composed_kv: num_levels is 9; it must be 1 ... 8 (of a deeper tree compose_radix shares "
+      "the nodes that save most)");
 }
 
 }  // namespace

@@ -20,10 +20,10 @@ class Step:
     """An Attention with fixed q, cache and outputs, run eagerly or as one captured graph."""
 
     def __init__(self, kernel, rows, heads, kv_heads, num_pages, seed, keys, requests, max_q_len=0,
-                 fill_workspace=False, device_table=False, variant=None):
+                 fill_workspace=False, device_table=False, variant=None, num_levels=1):
         torch.manual_seed(seed)
         config = dict(num_qo_heads=heads, num_kv_heads=kv_heads, head_dim=128, dtype=BF16,
-                      kv=plait.PagedKv(16), device="cuda:0", kernel=kernel,
+                      kv=plait.ComposedKv(plait.PagedKv(16), num_levels), device="cuda:0", kernel=kernel,
                       variant=variant or plait.causal(),
                       bounds=plait.Bounds(requests=requests, query_tokens=rows, keys=keys,
                                           total_pages=0 if device_table else num_pages,
@@ -122,6 +122,44 @@ def test_later_masks_serve_a_captured_run(kernel):
     step = MaskedStep(kernel, 80, 8, 2, 900, 44, 4000, 4, variant=plait.custom_mask())
     check_replays(step, [(8, 600), (8, 41)],
                   [[(5, 9)], [(70, 3000), (1, 1), (0, 7), (9, 900)], [(8, 4000), (8, 8)], [(80, 80)]])
+
+
+class SharingStep(Step):
+    """Requests with equal lengths agree on the first half of their blocks of 64; the first 512 keys are
+    everybody's. In the order of the batch none are neighbours."""
+
+    def plan(self, lengths):
+        rng = np.random.default_rng(len(lengths))
+        order = rng.permutation(len(lengths))
+        qo_indptr = np.cumsum([0] + [lengths[i][0] for i in order])
+        kv_len = np.array([lengths[i][1] for i in order], np.int64)
+        ids = [[*range(min(8, n // 64)), *(1000 * n + j for j in range(8, n // 128))] for n in kv_len]
+        width = -(-max(kv_len, default=1) // 16)
+        table = rng.permutation(self.num_pages)[:len(order) * width].reshape(len(order), width)
+        levels = plait.compose_radix(self.attn, qo_indptr=qo_indptr, hash_ids=ids, block_tokens=64,
+                                     kv_len=kv_len, block_table=table)
+        plan = self.attn.plan(qo_indptr=qo_indptr, levels=levels)
+        self.most_levels = max(plan.nodes["level"], default=-1) + 1
+        return plan
+
+
+def test_tables_on_the_device_are_not_composed(kernel):
+    """What levels are made of is read on the host."""
+    step = SharingStep(kernel, 4, 16, 4, 64, 47, 256, 4, num_levels=2)
+    with pytest.raises(ValueError, match="compose_radix: block_table is on cuda:0.* on the cpu"):
+        plait.compose_radix(step.attn, qo_indptr=np.arange(3), hash_ids=[[1], [1]], block_tokens=16,
+                            kv_len=np.array([17, 18]),
+                            block_table=torch.zeros(2, 2, dtype=torch.int32, device="cuda"))
+
+
+def test_composed_plans_serve_a_captured_run(kernel):
+    """Trees of any depth, batches that share nothing, and empty ones."""
+    step = SharingStep(kernel, 48, 16, 4, 48 * 160, 47, 2560, 48, num_levels=4)
+    deep = [(1, 2000)] * 12 + [(1, 2500)] * 12 + [(1, 700)] * 8
+    step.plan(deep)
+    assert step.most_levels >= 1, "the case is there for shared nodes"
+    check_replays(step, deep, [[(1, 5), (1, 900)], [(1, 2400)] * 40, [], [(1, 0), (0, 9), (3, 600)],
+                               [(1, 1500), (7, 1500), (1, 1500)]])
 
 
 @pytest.mark.parametrize("fill", [False, True])

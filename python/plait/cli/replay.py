@@ -36,6 +36,9 @@ def replay_command(
     step_ms: Annotated[
         float | None, typer.Option(help="trace time a step; default 20 / scale")
     ] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="read keys of equal hash_ids once, where that pays")
+    ] = False,
     requests: Annotated[int | None, typer.Option(help="only the first ones", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="stop after so many", min=0)] = None,
     check: Annotated[
@@ -68,6 +71,7 @@ def replay_command(
         chunk=chunk,
         pages=pages,
         step_ms=step_ms,
+        share=share,
         max_steps=steps,
         check_every=check,
         check_rows=check_rows,
@@ -115,6 +119,14 @@ def summarise(report):
     balance = "-"
     if report.balance:
         balance = f"mean {np.mean(report.balance):.3f}, worst {np.max(report.balance):.3f}"
+    shared = {}
+    if report.compose_us:
+        shared = {
+            "compose us": _spread(report.compose_us),
+            "nodes shared": f"{report.nodes_shared} of {report.nodes} over several requests",
+            "bytes not read": report.bytes_not_read,
+            "bytes without sharing": report.bytes + report.bytes_not_read,
+        }
     return {
         "kernel": report.kernel,
         "steps": report.steps,
@@ -124,6 +136,7 @@ def summarise(report):
         "prompt tokens found in shared pages": report.shared_tokens,
         "preemptions": report.preempted,
         "append us": _spread(report.append_us),
+        **shared,
         "plan us": _spread(report.plan_us),
         "run us": _spread(report.run_us),
         "work": rate(report.flops, seconds, "FLOP"),

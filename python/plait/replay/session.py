@@ -7,8 +7,9 @@ import numpy as np
 
 from plait.attention import Attention, Bounds
 from plait.checking import RowCheck
+from plait.compose import compose_radix
 from plait.counting import DTYPE_BYTES, attention_work
-from plait.formats import PagedKv
+from plait.formats import ComposedKv, PagedKv
 from plait.operations import append_kv
 from plait.replay.engine import Engine
 from plait.replay.memory import memory_on
@@ -17,6 +18,7 @@ from plait.variants import causal
 
 _STEP_MS = 20.0  # of trace time that a step takes at scale 1
 _CACHE_BYTES = {"cpu": 1 << 30, "cuda": 16 << 30}
+_SHARED_LEVELS = 4  # of a replay with `share`, the requests' own among them
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Options:
     chunk: int = 512
     pages: int | None = None  # None: as many as fit the cache's default size
     step_ms: float = _STEP_MS  # of trace time a step
+    share: bool = False  # requests with equal hash_ids read the keys of these blocks once
     max_steps: int | None = None
     check_every: int = 10  # steps; 0: no step is checked
     check_rows: int = 8  # of a checked step
@@ -51,7 +54,11 @@ class Report:
     shared_tokens: int = 0  # found in pages of other requests
     max_batch: int = 0
     flops: int = 0
-    bytes: int = 0
+    bytes: int = 0  # that are read: without those that sharing saves
+    bytes_not_read: int = 0  # of keys and values, since requests share them
+    nodes: int = 0  # over several requests, of all steps
+    nodes_shared: int = 0
+    compose_us: list = field(default_factory=list)
     append_us: list = field(default_factory=list)
     plan_us: list = field(default_factory=list)
     run_us: list = field(default_factory=list)
@@ -80,6 +87,10 @@ def replay(trace, options, on_step=lambda engine, report: None):
     check is in report.failures.
     """
     kv = PagedKv(options.page_size)
+    if options.share:
+        if not any(request.hash_ids for request in trace):
+            raise ValueError("share: the trace has no hash_ids, which say what requests share")
+        kv = ComposedKv(kv, _SHARED_LEVELS)
     longest = max((r.input_len + r.output_len for r in trace), default=1)
     max_pages = -(-longest // options.page_size)
     attention = Attention(
@@ -186,12 +197,37 @@ def _run_step(step, options, attention, model, memory, cache, report):
         ),
     )
     start = time.perf_counter()  # of the host alone: plan waits for nothing
-    plan = attention.plan(qo_indptr=step.qo_indptr, kv_len=step.kv_len, **tables)
+    tables["kv_len"] = step.kv_len
+    if options.share:
+        tables = {"levels": _compose(step, attention, tables)}
+        report.compose_us.append((time.perf_counter() - start) * 1e6)
+        start = time.perf_counter()
+    plan = attention.plan(qo_indptr=step.qo_indptr, **tables)
     report.plan_us.append((time.perf_counter() - start) * 1e6)
     report.balance.append(plan.balance)
+    not_read = int(plan.nodes["keys_not_read"].sum()) * plan.kv_bytes
+    report.bytes_not_read += not_read
+    report.bytes -= not_read
+    report.nodes += len(plan.nodes)
+    report.nodes_shared += int((plan.nodes["level"] >= 0).sum())
     out = memory.scratch("out", q.shape, options.dtype)
     lse = memory.scratch("lse", q.shape[:2], "float32")
     return timed(report.run_us, lambda: attention.run(q, cache, out=out, lse=lse))
+
+
+def _compose(step, attention, tables):
+    """Levels in which the requests of a step share the prompt blocks that their ids say are equal.
+    Generated tokens follow in the last block, which the ids then stand for in part."""
+    requests = [r.request for r in step.running]
+    block = next((r.block_tokens for r in requests if r.block_tokens), 1)
+    return compose_radix(
+        attention,
+        qo_indptr=step.qo_indptr,
+        hash_ids=[r.hash_ids for r in requests],
+        hashed_len=np.array([r.input_len if r.hash_ids else 0 for r in requests], np.int32),
+        block_tokens=block,
+        **tables,
+    )
 
 
 class _Checker:

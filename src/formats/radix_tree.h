@@ -1,0 +1,34 @@
+// PrefixTree: which requests have which keys in common, read from a radix tree or from block hashes
+// and checked. Used by compose_radix alone.
+#pragma once
+#include <vector>
+
+#include "formats/key_lists.h"
+#include "plait/compose_radix.h"
+
+namespace plait {
+
+struct PrefixTree {
+  // By node. Nodes without keys are in neither `order` nor parent and request_node.
+  std::vector<int> order;   // parents first
+  std::vector<int> parent;  // -1: at the root
+  std::vector<int> kv_len;  // its own keys
+  std::vector<int> kv_end;  // absolute position behind them
+  std::vector<int> list;    // where they are, in `lists`
+  // By request.
+  std::vector<int> request_node;    // the last node of its keys; -1: it shares none
+  std::vector<int> request_kv_len;  // all keys
+  std::vector<int> q_len;
+
+  KeyLists lists;
+  // Lists are of requests, a node's from the root down (block hashes); else of nodes, each with the
+  // node's own keys, and requests have no list beside (radix tree).
+  bool lists_of_requests;
+};
+
+// Throw ArgumentError naming array, place and value.
+PrefixTree read_tree(const RadixTree& tree, const TensorView& qo_indptr, const KvFormat& format);
+PrefixTree read_hashes(const BlockHashes& hashes, const TensorView& qo_indptr,
+                       const KvFormat& format);
+
+}  // namespace plait
