@@ -169,6 +169,7 @@ PLAIT_DEVICE void merge_unit(const Sm90Call<Variant>& call, const Unit& unit, co
   if constexpr (!merges_together(kConfig)) {
     arrive(unit.num_rows, head_of);
   } else {
+    static_assert(kConfig.num_consumer_warpgroups == 1);
     Pending<kConfig>& pending = smem.pending[threadIdx.x / 32];
     const int lane = threadIdx.x % 32, rows_before = pending.num_rows;
     const int num_rows = rows_before + unit.num_rows;

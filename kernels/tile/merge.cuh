@@ -50,7 +50,10 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   constexpr bool kWide = kConfig.head_dim_qk > 128 || kDim > 128;
   constexpr int kSides = kManyRows ? 1 : 2, kSideLanes = 32 / kSides;
   constexpr int kChunks = (kDim + 4 * kSideLanes - 1) / (4 * kSideLanes);  // of 4 elements a lane
-  constexpr int kInFlight = kManyRows || kWide ? 4 : kChunks == 1 ? 5 : kWgmma ? 8 : 10;
+  using Traits = VariantTraits<V>;
+  constexpr bool kFewLeft = kManyRows || kWide ||
+                            (kWgmma && (Traits::kHasLogitsTransform || Traits::kHasLogitsMask));
+  constexpr int kInFlight = kFewLeft ? 4 : kChunks == 1 ? 5 : kWgmma ? 8 : 10;
   constexpr int kSteps = (kInFlight + kChunks - 1) / kChunks, kParts = kSides * kSteps;
   if constexpr (!kWgmma) {
     thread = ptx::known_from_here(thread);
