@@ -64,9 +64,9 @@ struct RadixOptions {
   KvFormat format;     // num_levels: how many levels there are, with the last
   PlanTarget target;   // what tiles, keys and joins cost
   Visibility visible;  // keys that a window hides cost nothing
-  int max_levels =
-      0;  // that are used, with the last: 2 ... num_levels; 0: num_levels. Where a tree
-          //   is deeper, the nodes are shared that save most
+  // That are used, with the last: 2 ... num_levels; 0: num_levels. Where a tree is deeper, the
+  // nodes are shared that save most.
+  int max_levels = 0;
 };
 
 // qo_indptr [n + 1]: queries of each request. Throws ArgumentError naming array, place and value:

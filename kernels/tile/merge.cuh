@@ -41,7 +41,8 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
                                    const PlanView& plan, HeadOf head_of, int first_head,
                                    int num_rows, int thread, int num_threads, int* last,
                                    Sync sync) {
-  constexpr bool kUseSoftmax = VariantTraits<V>::kUseSoftmax;
+  using Traits = VariantTraits<V>;
+  constexpr bool kUseSoftmax = Traits::kUseSoftmax;
   constexpr int kDim = kConfig.head_dim_vo;
   // A side of the warp, all of it or half, loads every kSides-th part of a round. Accumulators of
   // the unit stay in their registers meanwhile: more in flight would spill.
@@ -50,9 +51,8 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   constexpr bool kWide = kConfig.head_dim_qk > 128 || kDim > 128;
   constexpr int kSides = kManyRows ? 1 : 2, kSideLanes = 32 / kSides;
   constexpr int kChunks = (kDim + 4 * kSideLanes - 1) / (4 * kSideLanes);  // of 4 elements a lane
-  using Traits = VariantTraits<V>;
-  constexpr bool kFewLeft = kManyRows || kWide ||
-                            (kWgmma && (Traits::kHasLogitsTransform || Traits::kHasLogitsMask));
+  constexpr bool kFunctors = Traits::kHasLogitsTransform || Traits::kHasLogitsMask;
+  constexpr bool kFewLeft = kManyRows || kWide || (kWgmma && kFunctors);
   constexpr int kInFlight = kFewLeft ? 4 : kChunks == 1 ? 5 : kWgmma ? 8 : 10;
   constexpr int kSteps = (kInFlight + kChunks - 1) / kChunks, kParts = kSides * kSteps;
   if constexpr (!kWgmma) {
