@@ -334,7 +334,8 @@ struct Consumer {
             rows.qo_head[r],
             unit.kv_head,
             kConfig.dtype_q,
-            {shared, static_cast<float>(i / 4 * 8 + i % 2)}};
+            {shared, static_cast<float>(i / 4 * 8 + i % 2)},
+            true};
   }
 
   // s becomes weights relative to the rows' reference maxima. True if a row's has moved: O must be
