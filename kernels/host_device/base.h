@@ -85,21 +85,6 @@ PLAIT_HD float reciprocal(float x) {
 #endif
 }
 
-PLAIT_HD float absolute(float x) {
-#if defined(__CUDA_ARCH__)
-  return fabsf(x);
-#else
-  return __builtin_fabsf(x);
-#endif
-}
-PLAIT_HD float copy_sign(float magnitude, float sign) {
-#if defined(__CUDA_ARCH__)
-  return copysignf(magnitude, sign);
-#else
-  return __builtin_copysignf(magnitude, sign);
-#endif
-}
-
 PLAIT_HD float reciprocal_sqrt(float x) {
 #if defined(__CUDA_ARCH__)
   float y;

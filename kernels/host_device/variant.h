@@ -60,7 +60,6 @@ struct LogitContext {
   int qo_head, kv_head;
   Dtype dtype = Dtype::kFloat32;  // of q: how exact a logit is worth its time
   Distance distance{static_cast<float>(k_pos - q_pos), 0.0f};
-  bool on_wgmma = false;  // powers and reciprocals are what such kernels wait for, not products
 };
 struct RowContext {    // of a row of Q, K or V
   int request;         // -1 for keys that several requests share

@@ -334,8 +334,7 @@ struct Consumer {
             rows.qo_head[r],
             unit.kv_head,
             kConfig.dtype_q,
-            {shared, static_cast<float>(i / 4 * 8 + i % 2)},
-            true};
+            {shared, static_cast<float>(i / 4 * 8 + i % 2)}};
   }
 
   // s becomes weights relative to the rows' reference maxima. True if a row's has moved: O must be
