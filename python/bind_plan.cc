@@ -133,24 +133,29 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   return plan;
 }
 
+// Every field but the shapes, by name.
+template <class Target, class Visit>
+void for_fields(Target& target, Visit visit) {
+  visit("num_ctas", target.num_ctas);
+  visit("tile_kv", target.tile_kv);
+  visit("group_size", target.group_size);
+  visit("num_kv_heads", target.num_kv_heads);
+  visit("merge_us", target.merge_us);
+  visit("max_partial_rows", target.max_partial_rows);
+  visit("min_split_keys", target.min_split_keys);
+  visit("cache_keys", target.cache_keys);
+  visit("num_sms", target.num_sms);
+  visit("queue_percent", target.queue_percent);
+  visit("min_queued_keys", target.min_queued_keys);
+  visit("min_keys_for_queue", target.min_keys_for_queue);
+  visit("kv_bytes", target.kv_bytes);
+}
+
 PlanTarget target_from(nb::dict options) {
   PlanTarget target;
-  const auto read = [&](const char* name, auto& to) {
-    to = nb::cast<std::remove_reference_t<decltype(to)>>(options[name]);
-  };
-  read("num_ctas", target.num_ctas);
-  read("tile_kv", target.tile_kv);
-  read("group_size", target.group_size);
-  read("num_kv_heads", target.num_kv_heads);
-  read("merge_us", target.merge_us);
-  read("max_partial_rows", target.max_partial_rows);
-  read("min_split_keys", target.min_split_keys);
-  read("cache_keys", target.cache_keys);
-  read("num_sms", target.num_sms);
-  read("queue_percent", target.queue_percent);
-  read("min_queued_keys", target.min_queued_keys);
-  read("min_keys_for_queue", target.min_keys_for_queue);
-  read("kv_bytes", target.kv_bytes);
+  for_fields(target, [&](const char* name, auto& field) {
+    field = nb::cast<std::remove_reference_t<decltype(field)>>(options[name]);
+  });
   nb::list shapes = nb::cast<nb::list>(options["shapes"]);
   target.num_shapes = int(shapes.size());
   for (int i = 0; i < target.num_shapes; ++i) {
@@ -214,20 +219,8 @@ nb::dict target_options(const PlanTarget& target) {
     shapes.append(nb::make_tuple(shape.tile_q, shape.key_split, shape.fixed_us, shape.us_per_key));
   }
   nb::dict out;
-  out["num_ctas"] = target.num_ctas;
-  out["tile_kv"] = target.tile_kv;
-  out["group_size"] = target.group_size;
-  out["num_kv_heads"] = target.num_kv_heads;
+  for_fields(target, [&](const char* name, const auto& field) { out[name] = field; });
   out["shapes"] = shapes;
-  out["merge_us"] = target.merge_us;
-  out["max_partial_rows"] = target.max_partial_rows;
-  out["min_split_keys"] = target.min_split_keys;
-  out["cache_keys"] = target.cache_keys;
-  out["num_sms"] = target.num_sms;
-  out["queue_percent"] = target.queue_percent;
-  out["min_queued_keys"] = target.min_queued_keys;
-  out["min_keys_for_queue"] = target.min_keys_for_queue;
-  out["kv_bytes"] = target.kv_bytes;
   return out;
 }
 
