@@ -4,6 +4,7 @@ the library are the files, and nothing is left to do in a comment.
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,12 @@ def test_cache_cases_are_tested(case):
     tests = [match for p in FILES if (ROOT / "tests/jit") in p.parents and p.suffix in (".py", ".cc")
              for match in (python if p.suffix == ".py" else cpp).findall(p.read_text())]
     assert tests, f"no test of {case}"
+
+
+def test_gpu_tests_can_be_collected():
+    """Where there is no GPU too: what only fails there is found late."""
+    pytest.importorskip("torch", reason="GPU tests make their tensors with torch")
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider",
+               "tests/gpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -23,8 +23,15 @@ if NO_GPU and REQUIRED:
 IS_HOPPER = not NO_GPU and torch.cuda.get_device_capability(0) == (9, 0)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Only this folder's items: conftest hooks see them all."""
+    of_the_host = [  # and run there
+        item
+        for item in items
+        if item.path.name == "test_shared_gpu.py" and "device" not in item.fixturenames
+    ]
+    config.hook.pytest_deselected(items=of_the_host)
+    items[:] = [item for item in items if item not in of_the_host]
     for item in items:
         if "/gpu/" in str(item.path) and NO_GPU:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
