@@ -31,6 +31,12 @@ PLAIT_HD OutputScales merge(SoftmaxState& a, const SoftmaxState& b) {
   return scales;
 }
 
+// A row's reference follows its maximum only when that has outgrown it by more than this (base 2), so
+// that outputs are rarely rescaled; weights below 2^that, of `dtype`, are as exact as those below 1.
+PLAIT_HD constexpr float rescale_threshold(Dtype dtype) {
+  return dtype == Dtype::kFloat16 ? 8.0f : 32.0f;
+}
+
 // Natural-log LSE of a state, and the normalised state {lse in base 2, 1} that an LSE stands for.
 PLAIT_HD float lse_of(const SoftmaxState& s) {
   return s.sum == 0.0f ? kNegInf : (s.max_logit + log2(s.sum)) * kLn2;  // NaN stays NaN

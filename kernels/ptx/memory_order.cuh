@@ -47,6 +47,13 @@ PLAIT_DEVICE int known_from_here(int x) {
   return x;
 }
 
+// In a branch that is seldom taken: it stays one, rather than becoming a selection of each value.
+PLAIT_DEVICE void keep_branch() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("");
+#endif
+}
+
 // Never the non-coherent path, never a stale line of L1. base[index], but `other`, without any
 // access, for index < 0.
 PLAIT_DEVICE float load_relaxed_if(int index, const float* base, float other) {

@@ -1,6 +1,6 @@
-// Matrix fragments of a warp: ldmatrix, and mma.sync m16n8k16 with float32 accumulators. Lane l
-// holds of a 16 x 8 accumulator rows l / 4 and l / 4 + 8, columns 2 (l % 4) + {0, 1}. PTX manual:
-// "Warp Level Matrix Instructions" (ldmatrix; "Matrix Fragments for mma.m16n8k16").
+// Matrix fragments of a warp: ldmatrix, stmatrix, mma.sync m16n8k16 with float32 accumulators. Lane
+// l holds of a 16 x 8 accumulator rows l / 4 and l / 4 + 8, columns 2 (l % 4) + {0, 1}. PTX manual:
+// "Warp Level Matrix Instructions" (ldmatrix; stmatrix; "Matrix Fragments for mma.m16n8k16").
 #pragma once
 #include "host_device/config.h"
 #include "ptx/pack.cuh"
@@ -22,6 +22,13 @@ PLAIT_DEVICE void ldmatrix_x4_trans(unsigned (&d)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
                : "r"(address)
+               : "memory");
+}
+
+// The reverse of ldmatrix_x4. From sm_90 on.
+PLAIT_DEVICE void stmatrix_x4(unsigned address, const unsigned (&d)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3])
                : "memory");
 }
 

@@ -15,6 +15,7 @@ struct ScalarTile {
   static constexpr int kDimQk = kConfig.head_dim_qk, kDimVo = kConfig.head_dim_vo;
   static constexpr Dtype kDtypeQ = kConfig.dtype_q, kDtypeKv = kConfig.dtype_kv;
   static constexpr Dtype kRead = read_dtype(kConfig);
+  static constexpr Dtype kDtypeP = Dtype::kFloat32;
   static_assert(kConfig.shapes[kShape].tile_q == 1 && kConfig.shapes[kShape].key_split == kSplit,
                 "all warps share one row");
   static_assert(kKeys % 8 == 0 && (32 % kKeys == 0 || kKeys % 32 == 0), "");

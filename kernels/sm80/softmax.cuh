@@ -4,6 +4,7 @@
 #pragma once
 #include "host_device/mask_bits.h"
 #include "host_device/scales.h"
+#include "host_device/softmax_state.h"
 #include "host_device/visibility.h"
 #include "sm80/smem.cuh"
 
@@ -20,9 +21,7 @@ template <class Variant, class Tile>
 struct Softmax {
   using Traits = VariantTraits<Variant>;
   static constexpr int kRows = Tile::kRows, kLogits = Tile::kLogits;
-  // A row's reference follows its maximum only when that has outgrown it by more than this (base
-  // 2), so that O is rarely rescaled; P stays below 2^8, exact in the final division.
-  static constexpr float kRescaleThreshold = 8.0f;
+  static constexpr float kRescaleThreshold = rescale_threshold(Tile::kDtypeP);
   // The reference of a row that has seen no key: any logit outgrows it, and hidden ones weigh 0
   // against it without a condition.
   static constexpr float kNoKey = -__builtin_bit_cast(float, 0x7f7fffffu);

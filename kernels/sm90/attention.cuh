@@ -57,15 +57,14 @@ PLAIT_DEVICE void consume(const Sm90Call<Variant>& call, Smem<kConfig>& smem) {
   consumer.run([&](unsigned u) {
     const Unit& unit = consumer.unit_of(u);
     const bool joins = splits_keys(kConfig) && unit.key_split > 1;
-    SoftmaxState state[2] = {consumer.state(0), consumer.state(1)};
+    unsigned char* q = smem.q[u % Smem<kConfig>::kQStages];
     if constexpr (splits_keys(kConfig)) {
-      if (joins) {
-        join_warpgroups<kConfig, Variant>(consumer, smem.q[u % Smem<kConfig>::kQStages], state);
-        consumer.release_q(u);
-      }
+      if (joins) join_warpgroups<kConfig, Variant>(consumer, q);
     }
-    store_unit<kConfig, Variant>(call, unit, joins ? 0 : 64 * warpgroup, !joins || warpgroup == 0,
-                                 state, consumer.o, consumer.unit_of(u + 1), smem);
+    store_unit<kConfig, Variant>(call, consumer, unit, joins ? 0 : 64 * warpgroup,
+                                 !joins || warpgroup == 0, consumer.unit_of(u + 1), q, [&] {
+                                   if (stages_rows(kConfig) || joins) consumer.release_q(u);
+                                 });
   });
 }
 

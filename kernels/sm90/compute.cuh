@@ -8,6 +8,7 @@
 #include "host_device/softmax_state.h"
 #include "host_device/visibility.h"
 #include "ptx/copy.cuh"
+#include "ptx/memory_order.cuh"
 #include "ptx/pack.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
@@ -57,9 +58,6 @@ struct Consumer {
   static constexpr int kDimVo = padded_dim(kConfig.head_dim_vo);
   using QkMma = ptx::Wgmma<kConfig.dtype_q, kTileKv>;
   using PvMma = ptx::Wgmma<kConfig.dtype_q, kDimVo>;
-  // A row's reference maximum follows its true one only when that has grown by more than this (base
-  // 2), so that O is rarely rescaled; P stays below 2^8, exact in the final division.
-  static constexpr float kRescaleThreshold = 8.0f;
   // Functors and mask bits want to know the rows in every round; else a position is read where a
   // mask is, and registers are for the loop.
   static constexpr bool kKeepsRows =
@@ -166,7 +164,8 @@ struct Consumer {
         pack(s, p);
         if (is_first) {
           if (u > 0) {
-            if (previous_none) clear_o();
+            // (Else its rows are seen to be empty when they are stored.)
+            if ((splits_keys(kConfig) || !Traits::kUseSoftmax) && previous_none) clear_o();
             store(u - 1);
             __syncwarp();
             if (threadIdx.x % 32 == 0) smem.release_unit(u - 1);
@@ -175,7 +174,7 @@ struct Consumer {
         } else if (moves) {
           rescale(scale);
         }
-        if (is_last && step == 1) release_q(u);
+        if (!stages_rows(kConfig) && is_last && step == 1) release_q(u);
         accumulate = !is_first;
         previous = slot;
         previous_none = none;
@@ -191,9 +190,12 @@ struct Consumer {
   PLAIT_DEVICE SoftmaxState& state(int r, int warpgroups_on = 0) {
     return smem.states[64 * warpgroups_on + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r];
   }
+  // Those of the 16 rows of this warp.
+  PLAIT_DEVICE const SoftmaxState* states() { return &smem.states[threadIdx.x / 32 * 16]; }
 
  private:
   PLAIT_DEVICE void clear_o() {
+    ptx::keep_branch();
 #pragma unroll
     for (int i = 0; i < kDimVo / 2; ++i) o[i] = 0.0f;
   }
@@ -354,7 +356,7 @@ struct Consumer {
       tile_max[r] = fmaxf(max_of[0], max_of[1]);
     }
     const auto outgrows = [&](int r) {  // false while both are -inf
-      return (tile_max[r] - max_logit[r]) * scale_log2 > kRescaleThreshold;
+      return (tile_max[r] - max_logit[r]) * scale_log2 > rescale_threshold(kConfig.dtype_q);
     };
     // Seldom, and so the four threads of a row need not agree on its maximum for most tiles.
     const bool moves = __any_sync(~0u, outgrows(0) || outgrows(1));

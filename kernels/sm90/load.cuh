@@ -77,8 +77,11 @@ struct Blocks {
   PLAIT_DEVICE int at(const Unit& unit, int position, int& offset) const {
     const int i = divide(position, block_size);
     offset = position - i * keys;
-    return *reinterpret_cast<const int*>(
-        unit.list.begin + static_cast<i64>(static_cast<unsigned>(i)) * unit.list.stride);
+    return *entry(unit.list, i);
+  }
+  static PLAIT_DEVICE const int* entry(const BlockList& list, int i) {
+    return reinterpret_cast<const int*>(list.begin +
+                                        static_cast<i64>(static_cast<unsigned>(i)) * list.stride);
   }
 };
 

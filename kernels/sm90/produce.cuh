@@ -30,12 +30,25 @@ PLAIT_DEVICE CtaStart first_loads(const Sm90Call<Variant>& call) {
   return {};
 }
 
+// Asks for the first tile's entries of the block table, meanwhile the first unit is written.
+template <KernelConfig kConfig>
+PLAIT_DEVICE void prefetch_blocks(const CtaStart& start, const Divisor& block_size) {
+  const WorkItem& item = start.item;
+  if (item.kv_begin >= item.kv_end) return;
+  const int key = item.kv_begin + threadIdx.x % 32 * (kConfig.tile_kv / 16);
+  ptx::prefetch_l2(Blocks::entry(block_list(start.table, start.block),
+                                 divide(min(key, item.kv_end - 1), block_size)));
+}
+
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void produce(const Sm90Call<Variant>& call, const CtaStart& start,
                           Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
   const int warp = threadIdx.x % 128 / 32;
   if (warp < R::kLoadWarps) {
+    if (kConfig.loader != Loader::kAffine && warp == 0) {
+      prefetch_blocks<kConfig>(call.params.starts[blockIdx.x], call.maps.block_size);
+    }
     load_kv<kConfig, Variant>(call.maps, call.params, smem);
   } else {
     finish_tiles<kConfig, Variant>(call.params, call.variant, start, smem);

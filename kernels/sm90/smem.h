@@ -34,6 +34,13 @@ PLAIT_HD constexpr bool merges_together(const KernelConfig& c) { return tile_q(c
 PLAIT_HD constexpr int num_pending(const KernelConfig& c) {
   return merges_together(c) ? kMergedTogether + tile_q(c) : 1;
 }
+// Whether final rows leave by way of their unit's buffer of Q, from which stores write whole rows;
+// in kernels of few rows, and where the next unit's Q is in that buffer, they leave from the
+// fragment.
+PLAIT_HD constexpr bool stages_rows(const KernelConfig& c) {
+  return tile_q(c) > 64 && c.num_q_stages > 1 &&
+         panels_of(c.head_dim_vo) <= panels_of(c.head_dim_qk);
+}
 // Of the ring that fp8 K and V land in, up to a multiple of what tiles are aligned to.
 PLAIT_HD constexpr int landing_bytes(const KernelConfig& c) {
   const int bytes = c.num_landing_stages * c.tile_kv * (c.head_dim_qk + c.head_dim_vo);

@@ -1,18 +1,19 @@
 // How a unit leaves the consumers: warpgroups that split the keys join their states, then rows are
-// normalised and written, final or partial, straight from the accumulator fragment.
+// normalised and written, partial ones straight from the accumulator fragment.
 #pragma once
+#include "ptx/mma_sync.cuh"
 #include "ptx/sync.cuh"
 #include "sm90/compute.cuh"
 #include "tile/merge.cuh"
 
 namespace plait::sm90 {
 
-// Joins the states of the same 64 rows of all warpgroups that split the keys into warpgroup 0's.
-// All warpgroups call it. The output of warpgroup w goes through rows 64 w ... of Q's buffer `q`,
-// of which the first 64 alone are in use, as much at a time as they hold.
+// Joins the states of the same 64 rows of all warpgroups that split the keys into warpgroup 0's:
+// its output, and what `state` finds. All warpgroups call it. The output of warpgroup w goes
+// through rows 64 w ... of Q's buffer `q`, of which the first 64 alone are in use, as much at a
+// time as they hold.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q,
-                                  SoftmaxState (&state)[2]) {
+PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned char* q) {
   constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
   constexpr int kCount = padded_dim(kConfig.head_dim_vo) / 2;
   constexpr int kPart = 16 * panels_of(kConfig.head_dim_qk), kParts = (kCount + kPart - 1) / kPart;
@@ -43,13 +44,16 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
     if (part == 0 && VariantTraits<Variant>::kUseSoftmax) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        SoftmaxState state = consumer.state(r);
+        __syncwarp();
 #pragma unroll
         for (int giver = 1; giver < kSplit; ++giver) {
-          const OutputScales s = merge(state[r], consumer.state(r, giver));
+          const OutputScales s = merge(state, consumer.state(r, giver));
 #pragma unroll
           for (int before = 0; before < giver; ++before) scale[before][r] *= s.a;
           scale[giver][r] = s.b;
         }
+        if (threadIdx.x % 4 == 0) consumer.state(r) = state;
       }
     }
 #pragma unroll
@@ -70,63 +74,64 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
   __syncwarp();  // one lane arrives for all (release_q), whose loads must be done
 }
 
-// Transposes a 4 x 4 matrix of registers over the four threads of a row: thread t gives w[i] and
-// gets thread i's w[t] as w[i].
-PLAIT_DEVICE void transpose_quad(unsigned (&w)[4]) {
+// Writes the 16 rows of this warp, first_row ... of the unit, as final. o: as stored; states: of
+// the rows; q: the unit's buffer of Q, whose same rows nobody reads any more.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void store_final_rows(const Params& params, const Unit& unit, int first_row,
+                                   const SoftmaxState* states,
+                                   const float (&o)[padded_dim(kConfig.head_dim_vo) / 2],
+                                   unsigned char* q) {
+  using Out = Storage<kConfig.dtype_out>;
+  constexpr int kTileQ = Smem<kConfig>::kTileQ, kRows = 16;
+  constexpr int kBlocks = padded_dim(kConfig.head_dim_vo) / 8;
+  constexpr int kChunks = kConfig.head_dim_vo / kChunkCols, kAll = kRows * kChunks;
+  const int lane = threadIdx.x % 32, own_row = first_row + lane % kRows;
+  const PackedRow own = row_of(params, params.plan->row_map, unit, min(own_row, unit.num_rows - 1));
+  const bool exists = own_row < unit.num_rows && has_row(params, own.token);
+  const i64 own_offset = exists ? out_offset(params.out_stride, own.token, own.qo_head) : -1;
+  unsigned char* rows = q + first_row * kPanelRowBytes;
 #pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-    const bool high = threadIdx.x & step;
+  for (int block = 0; block < kBlocks; block += 2) {
+    unsigned w[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (i & step) continue;
-      const unsigned received = __shfl_xor_sync(~0u, high ? w[i] : w[i + step], step);
-      (high ? w[i] : w[i + step]) = received;
+      const float* x = &o[4 * (block + i / 2) + 2 * (i % 2)];
+      w[i] = ptx::pack2<kConfig.dtype_out>(x[0], x[1]);
     }
+    ptx::stmatrix_x4(
+        ptx::smem_address(rows) + chunk_offset(kTileQ, lane % kRows, block + lane / kRows), w);
   }
+  __syncwarp();
+  if (exists && lane < kRows) {
+    store_lse<Variant>(params, own.token, own.qo_head, lse_of(states[lane]));
+  }
+#pragma unroll
+  for (int i = 0; i < (kAll + 31) / 32; ++i) {
+    const int at = 32 * i + lane, row = at / kChunks, chunk = at % kChunks;
+    const i64 offset = __shfl_sync(~0u, own_offset, row);
+    if (offset < 0 || at >= kAll) continue;
+    *reinterpret_cast<uint4*>(static_cast<Out*>(params.out) + offset + chunk * kChunkCols) =
+        *reinterpret_cast<const uint4*>(rows + chunk_offset(kTileQ, row, chunk));
+  }
+  __syncwarp();  // one lane gives the buffer back for all
 }
 
-// Writes this thread's row r as final: 16 bytes a store, or, in kernels of few rows, 4, which NVRTC
-// has done with sooner. o: normalised and scaled; zeros of an `empty` row, whatever the variant
-// does to outputs.
+// Writes this thread's row r as final, from the fragment. o: as stored.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE void store_final_row(const Params& params, const typename Variant::Params& variant,
-                                  const ThreadRows& rows, int r, const SoftmaxState& state,
-                                  bool empty,
+PLAIT_DEVICE void store_final_row(const Params& params, const ThreadRows& rows, int r,
+                                  const SoftmaxState& state,
                                   const float (&o)[padded_dim(kConfig.head_dim_vo) / 2]) {
-  using Traits = VariantTraits<Variant>;
   using Out = Storage<kConfig.dtype_out>;
-  constexpr int kBlocks = kConfig.head_dim_vo / 8, kQuads = (kBlocks + 3) / 4;
-  constexpr bool kFewRows = tile_q(kConfig) <= 64;
   const int t = threadIdx.x % 4;
-  const bool exists = rows.valid[r] && has_row(params, rows.token[r]);
+  if (!rows.valid[r] || !has_row(params, rows.token[r])) return;
   Out* row = static_cast<Out*>(params.out) +
-             out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + (kFewRows ? 2 : 8) * t;
+             out_offset(params.out_stride, rows.token[r], rows.qo_head[r]) + 2 * t;
 #pragma unroll
-  for (int quad = 0; quad < kQuads; ++quad) {
-    unsigned w[4] = {};  // columns 2 t and 2 t + 1 of four blocks
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int block = 4 * quad + i;
-      if (block >= kBlocks) break;
-      float x[2] = {o[4 * block + 2 * r], o[4 * block + 2 * r + 1]};
-      if constexpr (Traits::kHasOutputTransform) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const OutputContext context{rows.request[r], rows.position[r], rows.qo_head[r],
-                                      8 * block + 2 * t + e};
-          if (!empty) x[e] = Variant::output_transform(variant, context, x[e]);
-        }
-      }
-      w[i] = ptx::pack2<kConfig.dtype_out>(x[0], x[1]);
-      if (kFewRows && exists) *reinterpret_cast<unsigned*>(row + 8 * block) = w[i];
-    }
-    if constexpr (kFewRows) continue;
-    transpose_quad(w);  // now columns of block 4 quad + t
-    if (exists && 4 * quad + t < kBlocks) {
-      *reinterpret_cast<uint4*>(row + 32 * quad) = uint4{w[0], w[1], w[2], w[3]};
-    }
+  for (int block = 0; block < kConfig.head_dim_vo / 8; ++block) {
+    *reinterpret_cast<unsigned*>(row + 8 * block) =
+        ptx::pack2<kConfig.dtype_out>(o[4 * block + 2 * r], o[4 * block + 2 * r + 1]);
   }
-  if (exists && t == 0) store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
+  if (t == 0) store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
 }
 
 // Writes this thread's row r as partial state `partial_row`. o: normalised.
@@ -186,42 +191,87 @@ PLAIT_DEVICE void merge_unit(const Sm90Call<Variant>& call, const Unit& unit, co
   }
 }
 
-// All consumer warpgroups call it, each for its rows row_begin ... of the unit; `writes` is false
-// for one whose rows were joined into another's. next: the unit behind it.
+// What the variant makes of row r, which is normalised and scaled, of this thread.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, const Unit& unit, int row_begin,
-                             bool writes, const SoftmaxState (&state)[2],
-                             float (&o)[padded_dim(kConfig.head_dim_vo) / 2], const Unit& next,
-                             Smem<kConfig>& smem) {
+PLAIT_DEVICE void transform_output(const typename Variant::Params& variant, const ThreadRows& rows,
+                                   int r, float (&o)[padded_dim(kConfig.head_dim_vo) / 2]) {
+#pragma unroll
+  for (int block = 0; block < kConfig.head_dim_vo / 8; ++block) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float& x = o[4 * block + 2 * r + e];
+      const OutputContext context{rows.request[r], rows.position[r], rows.qo_head[r],
+                                  8 * block + threadIdx.x % 4 * 2 + e};
+      x = Variant::output_transform(variant, context, x);
+    }
+  }
+}
+
+// All consumer warpgroups call it, each for its rows row_begin ... of the unit; `writes` is false
+// for one whose rows were joined into another's. next: the unit behind it; release_q(): gives back
+// q, the unit's buffer of Q, if that is still to be done.
+template <KernelConfig kConfig, class Variant, class ReleaseQ>
+PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, Consumer<kConfig, Variant>& consumer,
+                             const Unit& unit, int row_begin, bool writes, const Unit& next,
+                             unsigned char* q, ReleaseQ release_q) {
   constexpr bool kUseSoftmax = VariantTraits<Variant>::kUseSoftmax;
+  using Traits = VariantTraits<Variant>;
+  const Params& params = call.params;
   const bool partial = unit.partial_row >= 0;
+  auto& o = consumer.o;
   if (writes) {
+    const float unit_scale = partial ? 1.0f : output_scale<Variant, kConfig.dtype_kv>(params);
+    bool empty[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // Looked up again, and of one row at a time: registers are scarce.
-      const ThreadRows rows = thread_rows(call.params, *call.params.plan, unit, nullptr, row_begin);
-      const bool empty = kUseSoftmax && state[r].sum == 0.0f;
-      const float scale = (partial ? 1.0f : output_scale<Variant, kConfig.dtype_kv>(call.params)) *
-                          (kUseSoftmax ? reciprocal(state[r].sum) : 1.0f);
+      const float sum = kUseSoftmax ? consumer.state(r).sum : 1.0f;
+      empty[r] = sum == 0.0f;
+      const float scale = unit_scale * (kUseSoftmax ? reciprocal(sum) : 1.0f);
 #pragma unroll
-      for (int i = 0; i < kConfig.head_dim_vo / 2; i += 4) {
-        o[i + 2 * r] = empty ? 0.0f : o[i + 2 * r] * scale;  // which may be NaN
-        o[i + 2 * r + 1] = empty ? 0.0f : o[i + 2 * r + 1] * scale;
+      for (int i = 2 * r; i < kConfig.head_dim_vo / 2; i += 4) {
+        o[i] *= scale;
+        o[i + 1] *= scale;
       }
-      if (!partial) {
-        store_final_row<kConfig, Variant>(call.params, call.variant, rows, r, state[r], empty, o);
-      } else if (rows.valid[r]) {
-        store_partial_row<kConfig, Variant>(call.params, unit.partial_row + rows.row[r], r,
-                                            state[r], o);
+    }
+    if (kUseSoftmax && __any_sync(~0u, empty[0] || empty[1])) {
+      ptx::keep_branch();
+#pragma unroll
+      for (int i = 0; i < kConfig.head_dim_vo / 2; ++i) o[i] = empty[i / 2 % 2] ? 0.0f : o[i];
+    }
+    const auto rows_of_thread = [&] {
+      return thread_rows(params, *params.plan, unit, nullptr, row_begin);
+    };
+    if constexpr (Traits::kHasOutputTransform) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (partial || empty[r]) continue;
+        transform_output<kConfig, Variant>(call.variant, rows_of_thread(), r, o);
+      }
+    }
+    if (stages_rows(kConfig) && !partial) {
+      const int first_row = threadIdx.x % 128 / 32 * 16;
+      store_final_rows<kConfig, Variant>(params, unit, row_begin + first_row, consumer.states(), o,
+                                         q);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const ThreadRows rows = rows_of_thread();  // again: registers are scarce
+        if (!partial) {
+          store_final_row<kConfig, Variant>(params, rows, r, consumer.state(r), o);
+        } else if (rows.valid[r]) {
+          store_partial_row<kConfig, Variant>(params, unit.partial_row + rows.row[r], r,
+                                              consumer.state(r), o);
+        }
       }
     }
   }
+  release_q();
   if (partial) {
     if constexpr (tile_q(kConfig) > 64 || kConfig.consumer_registers <= 160) {  // few are left
 #pragma unroll  // else the compiler keeps it through the merge: only the host knows that the next
       for (float& x : o) x = 0.0f;  // P V does not add to it
     }
-    merge_unit<kConfig, Variant>(call, unit, next, smem);
+    merge_unit<kConfig, Variant>(call, unit, next, consumer.smem);
   }
 }
 

@@ -35,6 +35,20 @@ inline void ldmatrix_x4_trans(unsigned (&d)[4], unsigned address) {
   load_matrices<true>(d, address);
 }
 
+inline void stmatrix_x4(unsigned address, const unsigned (&d)[4]) {
+  struct Row {
+    unsigned address, d[4];
+  };
+  emulate::check_aligned(emulate::dynamic_smem + address, 16);
+  const Row mine{address, {d[0], d[1], d[2], d[3]}};
+  const unsigned char* slots = emulate::cta->exchange(~0u, mine);
+  const int lane = emulate::cta->running % 32;  // writes what the others have of its row
+  for (int col = 0; col < 8; col += 2) {
+    const auto from = emulate::lane_value<Row>(slots, lane % 8 * 4 + col / 2);
+    std::memcpy(emulate::dynamic_smem + address + 2 * col, &from.d[lane / 8], 4);
+  }
+}
+
 template <Dtype kDtype>
 float half_of(unsigned pair, int high) {
   return to_float(Storage<kDtype>{static_cast<unsigned short>(pair >> (16 * high))});
