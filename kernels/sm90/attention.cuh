@@ -77,12 +77,12 @@ PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
       *static_cast<Smem<kConfig>*>(kFixed ? ptx::fixed_dynamic_smem() : ptx::dynamic_smem());
   // Consumers make the barriers, the producer asks for what it needs first, then all meet.
   const bool produces = threadIdx.x >= 128 * kConfig.num_consumer_warpgroups;  // the last warpgroup
-  CtaStart start{};
+  CtaStart start;  // only finish warps get one
   if (produces) {
-    start = first_loads<kConfig, Variant>(call);
-  } else if (threadIdx.x == 0) {
-    init_barriers<kConfig, Variant>(smem);
-    for (Pending<kConfig>& pending : smem.pending) pending.num_rows = 0;
+    first_loads<kConfig, Variant>(call, start);
+  } else if (threadIdx.x < 4) {
+    if (threadIdx.x == 0) init_barriers<kConfig, Variant>(smem);
+    smem.pending[threadIdx.x].num_rows = 0;
   }
   __syncthreads();
   if (produces) {

@@ -62,6 +62,9 @@ struct Consumer {
   // mask is, and registers are for the loop.
   static constexpr bool kKeepsRows =
       Traits::kHasLogitsTransform || Traits::kHasLogitsMask || Traits::kCustomMask;
+  // Whether the O of a unit without keys is looked at: where it is joined, or nothing tells that
+  // the unit is empty.
+  static constexpr bool kClearsO = splits_keys(kConfig) || !Traits::kUseSoftmax;
 
   Smem<kConfig>& smem;
   const Params& params;
@@ -164,8 +167,7 @@ struct Consumer {
         pack(s, p);
         if (is_first) {
           if (u > 0) {
-            // (Else its rows are seen to be empty when they are stored.)
-            if ((splits_keys(kConfig) || !Traits::kUseSoftmax) && previous_none) clear_o();
+            if (kClearsO && previous_none) clear_o();
             store(u - 1);
             __syncwarp();
             if (threadIdx.x % 32 == 0) smem.release_unit(u - 1);

@@ -23,11 +23,13 @@ PLAIT_DEVICE void prefetch(const Sm90Call<Variant>& call) {
 
 // Before the barriers are there: load warps ask for what they need first, finish warps get it.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE CtaStart first_loads(const Sm90Call<Variant>& call) {
+PLAIT_DEVICE void first_loads(const Sm90Call<Variant>& call, CtaStart& start) {
   const int warp = threadIdx.x % 128 / 32;
-  if (warp >= Roles<kConfig, Variant>::kLoadWarps) return call.params.starts[blockIdx.x];
-  prefetch<kConfig, Variant>(call);
-  return {};
+  if (warp >= Roles<kConfig, Variant>::kLoadWarps) {
+    start = call.params.starts[blockIdx.x];
+  } else {
+    prefetch<kConfig, Variant>(call);
+  }
 }
 
 // Asks for the first tile's entries of the block table, meanwhile the first unit is written.

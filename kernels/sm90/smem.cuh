@@ -176,12 +176,14 @@ struct RingSlot {
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void init_barriers(Smem<kConfig>& smem) {
   using R = Roles<kConfig, Variant>;
+#pragma unroll 1  // for NVRTC; the first item takes longer to arrive
   for (int s = 0; s < kConfig.num_stages; ++s) {
     ptx::mbarrier_init(&smem.full_k[s], R::kFullArrivalsK);
     ptx::mbarrier_init(&smem.full_v[s], R::kFullArrivalsV);
     ptx::mbarrier_init(&smem.empty_k[s], R::kConsumerWarps);
     ptx::mbarrier_init(&smem.empty_v[s], R::kConsumerWarps);
   }
+#pragma unroll 1
   for (int s = 0; s < Smem<kConfig>::kCopyStages; ++s) {
     ptx::mbarrier_init(&smem.raw_k[s], R::kRawArrivals);
     ptx::mbarrier_init(&smem.raw_v[s], R::kRawArrivals);
@@ -194,6 +196,7 @@ PLAIT_DEVICE void init_barriers(Smem<kConfig>& smem) {
     ptx::mbarrier_init(&smem.q_full[s], R::kFinishWarps);
     ptx::mbarrier_init(&smem.q_empty[s], R::kConsumerWarps);
   }
+#pragma unroll 1
   for (int s = 0; s < kUnits; ++s) {
     ptx::mbarrier_init(&smem.unit_full[s], 1);
     ptx::mbarrier_init(&smem.unit_loads_end[s], 1);

@@ -70,19 +70,23 @@ PLAIT_DEVICE void store_padding_rows(const Params& params, const PlanView& plan,
                                      int num_threads) {
   const int num_warps = num_threads / 32, lane = thread % 32;
   using Out = Storage<kConfig.dtype_out>;
+  const bool has_lse = VariantTraits<V>::kUseSoftmax && params.lse != nullptr && lane == 0;
 #pragma unroll 1  // rarely run, and compiled into every kernel
-  for (i64 row = plan.num_tokens + i64{blockIdx.x} * num_warps + thread / 32; row < params.num_rows;
-       row += i64{gridDim.x} * num_warps) {
-    const int token = static_cast<int>(row);
+  for (unsigned token = plan.num_tokens + blockIdx.x * num_warps + thread / 32;
+       token < static_cast<unsigned>(params.num_rows); token += gridDim.x * num_warps) {
+    Out* out = static_cast<Out*>(params.out) + token * params.out_stride.token + 4 * lane;
+    i64 lse = token * params.lse_stride.token;
 #pragma unroll 1
-    for (int qo_head = 0; qo_head < params.num_qo_heads; ++qo_head) {
-      Out* to = static_cast<Out*>(params.out) + out_offset(params.out_stride, token, qo_head);
+    for (int heads = params.num_qo_heads; heads > 0; --heads) {
       const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-      for (int dim = 4 * lane; dim < kConfig.head_dim_vo; dim += 128) {
-        store4<kAlignedRows<kConfig>>(to + dim, zeros);
+      for (int dim = 0; dim < kConfig.head_dim_vo; dim += 128) {
+        if (dim + 4 * lane < kConfig.head_dim_vo) {
+          store4<kAlignedRows<kConfig>>(out + dim, zeros);
+        }
       }
-      if (lane == 0) store_lse<V>(params, token, qo_head, kNegInf);
+      if (has_lse) params.lse[lse] = kNegInf;
+      out += params.out_stride.head;
+      lse += params.lse_stride.head;
     }
   }
 }
