@@ -65,6 +65,7 @@ PLAIT_DEVICE void start_unit(const VariantCall<Variant>& call, Smem<kConfig>& sm
       unit.request = request_of_keys(plan, block);
     }
   }
+#pragma unroll 1  // a round, or two
   for (int row = threadIdx.x; row < tile_q; row += num_threads(kConfig)) {
     const PackedRow packed =
         packed_row(plan, block, item.first_row + (row < item.num_rows ? row : 0),
