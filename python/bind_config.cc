@@ -56,9 +56,15 @@ VariantParam make_param(const std::string& name, const std::string& kind, double
 }  // namespace
 
 Scheduler parse_scheduler(const std::string& name) {
-  check(name == "auto" || name == "lpt" || name == "unsplit", "scheduler is '", name,
-        "'; taken are 'auto', 'lpt' and 'unsplit'");
-  return name == "auto" ? Scheduler::kAuto : name == "lpt" ? Scheduler::kLpt : Scheduler::kUnsplit;
+  constexpr std::pair<const char*, Scheduler> kNames[] = {{"auto", Scheduler::kAuto},
+                                                          {"lpt", Scheduler::kLpt},
+                                                          {"unsplit", Scheduler::kUnsplit},
+                                                          {"prefix_sum", Scheduler::kPrefixSum}};
+  for (const auto& [known, scheduler] : kNames) {
+    if (name == known) return scheduler;
+  }
+  throw ArgumentError(
+      concat("scheduler is '", name, "'; taken are 'auto', 'lpt', 'unsplit' and 'prefix_sum'"));
 }
 
 void bind_config(nb::module_& m) {

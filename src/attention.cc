@@ -8,6 +8,7 @@
 
 #include "attention_config.h"
 #include "executor.h"
+#include "formats/device_lengths.h"
 #include "host_device/convert.h"
 #include "plait/error.h"
 #include "tensor_checks.h"
@@ -54,6 +55,7 @@ class InUse {
 struct PlannedBatch {
   FormatView view;
   Plan plan;
+  bool on_device = false;  // the plan is the device's alone, and nothing here says what it is
 };
 
 struct Attention::Impl {
@@ -102,6 +104,15 @@ void Attention::plan(const Batch& batch, Stream stream) {
   const AttentionConfig& config = impl_->config;
   const int next = impl_->current == 0 ? 1 : 0;
   PlannedBatch& planned = impl_->batches[next];
+  if (has_device_lengths(batch)) {
+    impl_->executor->plan_on_device(take_device_lengths(config, batch), stream);
+    planned.on_device = true;
+    planned.view.num_query_tokens = 0;  // all that run() asks of it
+    planned.view.max_block = -1;
+    impl_->current = next;
+    return;
+  }
+  planned.on_device = false;
   make_view(config.kv, config.bounds, batch, config.device, planned.view);
   const bool masked = batch.mask.packed.defined() || batch.mask.bools.defined();
   check(masked || !config.variant.custom_mask(), "plan: variant '", config.variant.name(),
@@ -115,8 +126,15 @@ void Attention::plan(const Batch& batch, Stream stream) {
   impl_->current = next;
 }
 
+bool Attention::planned_on_device() const {
+  return impl_->current >= 0 && impl_->batches[impl_->current].on_device;
+}
+
 const Plan& Attention::current_plan() const {
   check(impl_->current >= 0, "current_plan: nothing is planned yet; call plan() first");
+  check(!planned_on_device(),
+        "current_plan: the lengths lie on the device, and with them the plan, ",
+        "of which nothing comes back");
   return impl_->batches[impl_->current].plan;
 }
 

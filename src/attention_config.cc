@@ -77,9 +77,9 @@ void check_config(const AttentionConfig& c) {
   check(c.max_ctas >= 0, "attention: max_ctas is ", c.max_ctas,
         "; it must be >= 0 (0: the whole device)");
   check(c.scheduler == Scheduler::kAuto || c.scheduler == Scheduler::kLpt ||
-            c.scheduler == Scheduler::kUnsplit,
+            c.scheduler == Scheduler::kUnsplit || c.scheduler == Scheduler::kPrefixSum,
         "attention: scheduler is ", static_cast<int>(c.scheduler),
-        "; it must be auto, lpt or unsplit");
+        "; it must be auto, lpt, unsplit or prefix_sum");
 }
 
 }  // namespace plait

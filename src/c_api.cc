@@ -224,13 +224,13 @@ AttentionConfig config_from(const plait_config* given) {
   config.bounds = {c.max_requests, c.max_query_tokens, c.max_keys, c.max_total_pages, c.max_q_len};
   config.device = {c.device_type, c.device_id};
   config.sm_scale = c.sm_scale;
-  check(c.scheduler >= PLAIT_SCHEDULE_AUTO && c.scheduler <= PLAIT_SCHEDULE_UNSPLIT,
+  check(c.scheduler >= PLAIT_SCHEDULE_AUTO && c.scheduler <= PLAIT_SCHEDULE_PREFIX_SUM,
         "plait_config: scheduler is ", c.scheduler,
-        "; it must be PLAIT_SCHEDULE_AUTO (0), PLAIT_SCHEDULE_LPT (1) or PLAIT_SCHEDULE_UNSPLIT "
-        "(2)");
-  config.scheduler = c.scheduler == PLAIT_SCHEDULE_AUTO  ? Scheduler::kAuto
-                     : c.scheduler == PLAIT_SCHEDULE_LPT ? Scheduler::kLpt
-                                                         : Scheduler::kUnsplit;
+        "; it must be PLAIT_SCHEDULE_AUTO (0), PLAIT_SCHEDULE_LPT (1), PLAIT_SCHEDULE_UNSPLIT (2) "
+        "or PLAIT_SCHEDULE_PREFIX_SUM (3)");
+  constexpr Scheduler kSchedulers[] = {Scheduler::kAuto, Scheduler::kLpt, Scheduler::kUnsplit,
+                                       Scheduler::kPrefixSum};
+  config.scheduler = kSchedulers[c.scheduler];
   if (c.kernel != nullptr) config.kernel = c.kernel;
   config.max_ctas = c.max_ctas;
   return config;
@@ -270,22 +270,25 @@ plait_kv_tables with_empty(plait_kv_tables t, int64_t n, bool ragged) {
 KvTables tables_from(Views& views, plait_kv_tables t, int64_t n, const Device& device) {
   check(t.struct_size == sizeof t || t.struct_size == 0, "plait_kv_tables.struct_size is ",
         t.struct_size, ", but this library's has ", sizeof t, " bytes");
-  check((t.on_device & ~15) == 0, "plait_kv_tables: on_device is ", t.on_device,
+  check((t.on_device & ~31) == 0, "plait_kv_tables: on_device is ", t.on_device,
         "; it must be a sum of PLAIT_ON_DEVICE_...");
   if (t.kv_page_indptr != nullptr && t.kv_page_indices == nullptr && t.num_page_indices == 0) {
     t.kv_page_indices = kNothing;
   }
   const Device host;
-  const auto place = [&](int32_t bit) { return (t.on_device & bit) != 0 ? device : host; };
+  const auto place = [&](int32_t bit) {
+    return (t.on_device & (bit | PLAIT_ON_DEVICE_LENGTHS)) != 0 ? device : host;
+  };
+  const Device lengths = place(PLAIT_ON_DEVICE_LENGTHS);
   KvTables tables;
-  tables.kv_len = views.ints("kv_len", t.kv_len, host, {n});
-  tables.kv_indptr = views.ints("kv_indptr", t.kv_indptr, host, {n + 1});
-  tables.kv_begin = views.ints("kv_begin", t.kv_begin, host, {n});
+  tables.kv_len = views.ints("kv_len", t.kv_len, lengths, {n});
+  tables.kv_indptr = views.ints("kv_indptr", t.kv_indptr, lengths, {n + 1});
+  tables.kv_begin = views.ints("kv_begin", t.kv_begin, lengths, {n});
   tables.kv_page_indptr =
       views.ints("kv_page_indptr", t.kv_page_indptr, place(PLAIT_ON_DEVICE_PAGE_INDPTR), {n + 1});
   tables.kv_page_indices = views.ints("kv_page_indices", t.kv_page_indices,
                                       place(PLAIT_ON_DEVICE_PAGE_INDICES), {t.num_page_indices});
-  tables.kv_last_page_len = views.ints("kv_last_page_len", t.kv_last_page_len, host, {n});
+  tables.kv_last_page_len = views.ints("kv_last_page_len", t.kv_last_page_len, lengths, {n});
   tables.block_table = views.ints("block_table", t.block_table, place(PLAIT_ON_DEVICE_BLOCK_TABLE),
                                   {t.block_table_rows, t.block_table_columns},
                                   {t.block_table_stride_row, t.block_table_stride_column});
@@ -391,7 +394,14 @@ void plan(plait_attention* a, const plait_batch* b, void* stream) {
   const Device host, device = a->attention.config().device;
   Views views("plait_plan");
   Batch batch;
-  batch.qo_indptr = views.ints("qo_indptr", b->qo_indptr, host, {n + 1});
+  const bool lengths_on_device = (b->kv.on_device & PLAIT_ON_DEVICE_LENGTHS) != 0;
+  check(!lengths_on_device || device.type != kCpu,
+        "plait_batch: kv.on_device has PLAIT_ON_DEVICE_LENGTHS, but the attention is on the cpu");
+  check(!lengths_on_device || b->q_positions == nullptr,
+        "plait_batch: q_positions is given, but kv.on_device has PLAIT_ON_DEVICE_LENGTHS; ",
+        "positions are planned on the host");
+  batch.qo_indptr =
+      views.ints("qo_indptr", b->qo_indptr, lengths_on_device ? device : host, {n + 1});
   const KvFormat& format = a->attention.config().kv;
   const bool ragged = format.kind == KvFormat::kRagged;
   const bool flat = format.num_levels == 1;

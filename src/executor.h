@@ -8,6 +8,7 @@
 
 #include "formats/view.h"
 #include "host_device/config.h"
+#include "host_device/device_lengths.h"
 #include "plait/attention.h"
 
 namespace plait {
@@ -21,6 +22,9 @@ class Executor {
   // Puts `plan` and the host tables of `view` where run() reads them; on a GPU behind an address
   // that stays the same for the life of the executor. If it throws, the plan before stays.
   virtual void upload(const Plan& plan, const FormatView& view, Stream stream) = 0;
+  // Plans on the device, by one kernel on `stream`, which may capture: the plan of these lengths as
+  // they are when it runs. Behind the same address. Refused by executors without a device.
+  virtual void plan_on_device(const DeviceLengths& lengths, Stream stream) = 0;
   // Launches the uploaded plan. `params` has everything but plan, starts, partial_out, partial_lse
   // and the counters, which the executor fills in. `variant_slots`: the variant's parameters, 8
   // bytes each, in the order of Variant::parts and their params.

@@ -64,7 +64,7 @@ def test_shared_replay():
         (("--pages", "1"), "the cache has 1"),
         (("--kernel", "fast"), "fast"),
         (("--share",), "the trace has no hash_ids"),
-        (("--scheduler", "best"), "taken are 'auto', 'lpt' and 'unsplit'"),
+        (("--scheduler", "best"), "taken are 'auto', 'lpt', 'unsplit' and 'prefix_sum'"),
     ],
 )
 def test_replay_refuses_in_one_line(args, message):

@@ -44,7 +44,7 @@ def batches(draw, max_requests=6):
         "tile_q": draw(st.sampled_from([(16,), (64,), (128, 64)])),
         "group_size": draw(st.sampled_from([1, 2, 3, 4, 5, 8, 16, 17, 130])),
         "num_kv_heads": draw(st.integers(1, 3)),
-        "scheduler": draw(st.sampled_from(["auto", "lpt", "unsplit"])),
+        "scheduler": draw(st.sampled_from(["auto", "lpt", "unsplit", "prefix_sum"])),
         # no cost at all for a part: the more cuts, the better for the test
         "merge_us": draw(st.sampled_from([0.0, 1.0])),
         "queue_percent": draw(st.sampled_from([0, 15, 70])),

@@ -98,9 +98,13 @@ class Attention {
   const PlanTarget& target() const;
   std::string kernel_name() const;        // what runs: "cpu", "plain ...", "sm80 ..."
 
-  // Once a step. Never waits for the device. Refused while `stream` captures.
+  // Once a step. Never waits for the device. Of lengths on the host: refused while `stream`
+  // captures. Of lengths on the device (Batch): one kernel on `stream`, which a graph may capture,
+  // and which plans the lengths that it finds when it runs, as Scheduler::kPrefixSum would on the
+  // host.
   void plan(const Batch& batch, Stream stream = nullptr);
-  const Plan& current_plan() const;
+  bool planned_on_device() const;    // the last plan()
+  const Plan& current_plan() const;  // throws ArgumentError if it is the device's
   // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which
   // then serves every later plan within the bounds. A replay knows the tensors of the capture: of a
   // plan with more query tokens than that q has rows it computes those that exist, and the plan's

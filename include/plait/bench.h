@@ -19,7 +19,9 @@ struct BenchRow {
 std::vector<BenchRow> bench_plan();
 
 // Modelled balance (busiest CTA / mean) of decode of b x 4096 keys, b = 1 ... 64, 8 kv heads of
-// group 4, 132 CTAs: the worst and where, the mean, and the most partial tiles a CTA.
+// group 4, 132 CTAs: the worst and where, the mean, and the most partial tiles a CTA. Beside it the
+// modelled time of Scheduler::kPrefixSum over kAuto's, of these, of b = 65 ... 128, and of batches
+// of 16 requests of very unequal lengths.
 std::vector<BenchRow> bench_balance();
 
 // Bytes a second, read and written together, of a 256 MiB copy on all threads of the CPU backend:

@@ -39,7 +39,12 @@ enum { PLAIT_FLOAT32 = 0, PLAIT_BFLOAT16 = 1, PLAIT_FLOAT16 = 2 };
 enum { PLAIT_AS_DTYPE = -1, PLAIT_FLOAT8_E4M3FN = 3, PLAIT_FLOAT8_E5M2 = 4 };
 enum { PLAIT_CPU = 1, PLAIT_CUDA = 2 };      /* DLPack's codes */
 enum { PLAIT_RAGGED = 0, PLAIT_PAGED = 1 };
-enum { PLAIT_SCHEDULE_AUTO = 0, PLAIT_SCHEDULE_LPT = 1, PLAIT_SCHEDULE_UNSPLIT = 2 };
+enum {
+  PLAIT_SCHEDULE_AUTO = 0,
+  PLAIT_SCHEDULE_LPT = 1,
+  PLAIT_SCHEDULE_UNSPLIT = 2,
+  PLAIT_SCHEDULE_PREFIX_SUM = 3
+};
 
 /* Text of the last error on this thread; "" if there was none. Valid until the next error. */
 const char* plait_last_error(void);
@@ -118,11 +123,15 @@ enum {
   PLAIT_ON_DEVICE_PAGE_INDPTR = 1,
   PLAIT_ON_DEVICE_PAGE_INDICES = 2,
   PLAIT_ON_DEVICE_BLOCK_TABLE = 4,
-  PLAIT_ON_DEVICE_REQUEST_MAP = 8
+  PLAIT_ON_DEVICE_REQUEST_MAP = 8,
+  /* All of them, and with those of plait_batch.kv qo_indptr: lengths that are planned there. Flat
+   * formats; no q_positions, no mask. */
+  PLAIT_ON_DEVICE_LENGTHS = 16
 };
 /* The keys of n requests (in a level: nodes). NULL: not given. */
 typedef struct plait_kv_tables {
   size_t struct_size;
+  /* "host": or with all others on the device, PLAIT_ON_DEVICE_LENGTHS. */
   const int32_t* kv_len;            /* [n] host */
   /* Ragged: kv_indptr, or kv_begin and kv_len. */
   const int32_t* kv_indptr;         /* [n + 1] host */

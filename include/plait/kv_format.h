@@ -25,7 +25,10 @@ KvFormat paged_kv(int page_size, bool hnd = false);
 KvFormat composed_kv(KvFormat format, int num_levels);
 
 // The keys of every request (or, in a composed format, of every node of a level). Index arrays are
-// int32 or int64, of any stride. Lengths are on the host; tables may be on the device.
+// int32 or int64, of any stride. Lengths are on the host; tables may be on the device. Or all are,
+// qo_indptr too, of a format with one level: then "host" below is the device, plan() takes the
+// values as they are when its kernel runs, forced within the bounds, and kv_len is not given beside
+// kv_indptr or kv_last_page_len, since nobody could compare them.
 // plan() copies what it needs of host arrays and refuses every malformed entry that is read, by
 // array, place and value; arrays without a meaning beside the others are refused too, and lengths
 // given twice must agree. Tables on the device are borrowed until the next plan(), and page ids in
@@ -69,7 +72,7 @@ struct MaskTables {
 };
 
 struct Batch {
-  TensorView qo_indptr;         // [n + 1] host, starting at 0, not decreasing
+  TensorView qo_indptr;         // [n + 1] host (or device: KvTables), starting at 0, not decreasing
   KvTables kv;                  // of a format with one level
   std::vector<KvLevel> levels;  // of a composed format
   std::vector<NodeChoice> nodes{};  // optional: what compose_radix() says of the levels, which the

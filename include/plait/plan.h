@@ -51,12 +51,13 @@ enum class Scheduler {
   kAuto,  // the candidate with the smallest modelled makespan
   kLpt,   // Algorithm 1 of the paper, forced
   kUnsplit,  // no list of keys is cut
+  kPrefixSum,  // shares by prefix sums: what is planned of these lengths on the device
 };
 
 // One way to cut the batch, as scored.
 struct PlanCandidate {
   std::string name;        // "with_queue", "equal_shares", "large_then_fill", "unsplit",
-                           //   "algorithm_1", "equalised"
+                           //   "algorithm_1", "equalised", "prefix_sum"
   int chunk = 0;           // keys a chunk; 0: not chunked
   int num_items = 0;
   int num_partial_rows = 0;

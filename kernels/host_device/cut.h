@@ -47,6 +47,17 @@ PLAIT_HD int rows_from(int first_row, int block_rows, int tile_q, int group_size
   return min(rows_per_tile(tile_q, group_size), end - first_row);
 }
 
+// The same by number: how many tiles a block of `num_tokens` has, and where tile `i` starts.
+PLAIT_HD int num_row_tiles(int num_tokens, int tile_q, int group_size) {
+  return group_size > tile_q ? num_tokens * ceil_div(group_size, tile_q)
+                             : ceil_div(num_tokens * group_size, rows_per_tile(tile_q, group_size));
+}
+PLAIT_HD int first_row_of(int i, int tile_q, int group_size) {
+  if (group_size <= tile_q) return i * rows_per_tile(tile_q, group_size);
+  const int tiles_of_token = ceil_div(group_size, tile_q);
+  return i / tiles_of_token * group_size + i % tiles_of_token * tile_q;
+}
+
 // Fills in the key ranges of a tile whose positions are known.
 PLAIT_HD void find_keys(const Visibility& v, const RowBlock& block, int tile_kv, RowTile& tile) {
   const KeyRange keys =
@@ -75,6 +86,25 @@ PLAIT_HD int list_begin(const RowTile& tile, int begin) {
 PLAIT_HD int list_end(const RowTile& tile, int end) {
   const int key = tile.kv_begin + end;
   return key <= tile.hidden_begin ? key : key + tile.hidden_end - tile.hidden_begin;
+}
+
+// The item of `num_heads` heads of a tile over its seen keys [key_begin, key_end). partial: its
+// partial_row is still to be numbered.
+PLAIT_HD WorkItem make_item(const RowTile& tile, int kv_head_begin, int num_heads, int key_begin,
+                            int key_end, bool partial) {
+  WorkItem item;
+  item.row_block = tile.row_block;
+  item.shape = tile.shape;
+  item.first_row = tile.first_row;
+  item.num_rows = tile.num_rows;
+  item.kv_head_begin = kv_head_begin;
+  item.num_heads = num_heads;
+  item.kv_begin = list_begin(tile, key_begin);
+  item.kv_end = list_end(tile, key_end);
+  item.partial_row = partial ? 0 : -1;
+  item.min_position = tile.min_position;
+  item.max_position = tile.max_position;
+  return item;
 }
 
 // Cost of a tile over `keys` seen keys and one kv head.

@@ -3,6 +3,9 @@
 import operator
 from math import isfinite
 
+# Of scheduler=, in errors.
+SCHEDULERS = "'auto', 'lpt', 'unsplit' or 'prefix_sum'"
+
 
 def integer(where, name, value, lowest=-(2**31), highest=2**31 - 1):
     """value as an int, if it is an integer (Python's, NumPy's; no bool) within the limits."""

@@ -4,7 +4,7 @@ import ctypes
 import math
 
 from plait import _plait
-from plait.arguments import instance, integer, number
+from plait.arguments import SCHEDULERS, instance, integer, number
 from plait.formats import KvFormat, RaggedKv, given, level_tuples
 from plait.nvrtc import use_wheels
 from plait.plan import Plan
@@ -106,7 +106,7 @@ def _config(
         bounds=instance(where, "bounds", bounds, _plait.Bounds, "plait.Bounds(...)"),
         device=parse_device(device),
         sm_scale=sm_scale or 0.0,
-        scheduler=instance(where, "scheduler", scheduler, str, "'auto', 'lpt' or 'unsplit'"),
+        scheduler=instance(where, "scheduler", scheduler, str, SCHEDULERS),
         kernel=instance(where, "kernel", kernel, str, "a kernel's name or 'auto'"),
         max_ctas=integer(where, "max_ctas", max_ctas),
     )
@@ -150,7 +150,8 @@ class Attention:
     whose values are the stored numbers times the scales that run() takes.
     bounds are the capacities that grid, workspace and kernels follow from. workspace may be shared;
     None makes one. sm_scale: 1 / sqrt(head_dim_qk). scheduler: "auto"; "lpt", Algorithm 1 of the
-    paper; "unsplit", which cuts no request's keys. kernel: "auto"; on CUDA "plain", the slow,
+    paper; "unsplit", which cuts no request's keys; "prefix_sum", which plans lengths on the host as
+    those on the device are planned. kernel: "auto"; on CUDA "plain", the slow,
     obvious one, "sm80" or "sm90a", also in a tile of query rows x keys x stages, "sm80 128x64x2" or
     "sm90 128x144x2"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
     built-in variants, where the machine has these instructions.
@@ -236,7 +237,7 @@ class Attention:
 
     @property
     def current_plan(self) -> Plan:
-        """A copy of the plan that run() executes."""
+        """A copy of the plan that run() executes. Raises ValueError where it is the device's."""
         return Plan(self._impl.current_plan(), self._target)
 
     def plan(
@@ -258,12 +259,20 @@ class Attention:
         first_masked_key=None,
         q_positions=None,
         stream=None,
-    ) -> Plan:
+    ) -> Plan | None:
         """Plans one step; run() then executes it any number of times. Never waits for the device.
 
         All are int32 or int64 and 1-D, block_table 2-D. Lengths and indptrs lie on the host; page
         tables lie on host or device. Host arrays are copied; device arrays are kept and must stay
         unchanged until the runs are done. Which tables a format takes: RaggedKv, PagedKv, Level.
+
+        Or all of them lie on the device, qo_indptr and lengths too (RaggedKv and PagedKv, without
+        levels, mask and q_positions): then one kernel plans on the stream, the same cuts as
+        scheduler="prefix_sum" makes of these lengths on the host. It can be captured in a CUDA
+        graph, alone or with the runs behind it, and plans the lengths that it finds when it runs;
+        nothing comes back. The number of requests is that of the arrays; those without queries
+        take part in nothing. Values are not checked but forced within the bounds, so that wrong
+        ones give wrong results; page ids go unchecked as ever.
         levels: of a ComposedKv, as many Level as it has levels, or what compose_radix() made.
 
         Variant custom_mask() takes one of packed_custom_mask, uint8 bits (little-endian; each
@@ -275,8 +284,8 @@ class Attention:
         q_positions [query tokens]: the absolute position of each query, as of drafts in a tree;
         without it the last query is at the last key. Causal, window, ALiBi and RoPE of Q follow it;
         keys are where their list has them.
-        Returns a copy of the plan. Raises ValueError naming array, place and value; the plan before
-        then stays.
+        Returns a copy of the plan, None where it is made on the device. Raises ValueError naming
+        array, place and value; the plan before then stays.
         """
         tables = given(
             kv_len=kv_len,
@@ -296,13 +305,16 @@ class Attention:
             q_positions=q_positions,
         )
         self._plan(qo_indptr, tables, level_tuples(levels), stream, queries)
+        if self._impl.planned_on_device:
+            return None
         return Plan(self._impl.current_plan(), self._target)
 
     def _plan(self, qo_indptr, tables, levels, stream=None, queries=None):
         """plan() without the copy that it returns."""
         queries = queries or {}
         self._impl.plan(qo_indptr, tables, levels, queries, stream)
-        self._tables = (tables, levels, queries)  # device tables are borrowed until the next plan
+        # Device arrays are borrowed until the next plan.
+        self._tables = (qo_indptr, tables, levels, queries)
 
     def run(
         self,

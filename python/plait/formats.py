@@ -23,7 +23,8 @@ TABLES = (
 def RaggedKv() -> KvFormat:
     """K and V [kv tokens, num_kv_heads, dim]; each request is a run of rows, gaps allowed.
 
-    plan() takes kv_indptr [n + 1], or kv_begin [n] and kv_len [n] (host).
+    plan() takes kv_indptr [n + 1], or kv_begin [n] and kv_len [n] (host; or with qo_indptr on the
+    device).
     """
     return _plait.ragged_kv()
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from plait import _plait
-from plait.arguments import instance, integer, number
+from plait.arguments import SCHEDULERS, instance, integer, number
 from plait.formats import (
     ComposedKv,
     ComposedLevels,
@@ -356,7 +356,7 @@ def make_plan(
             level_tuples(levels),
             variant,
             target,
-            instance(where, "scheduler", scheduler, str, "'auto', 'lpt' or 'unsplit'"),
+            instance(where, "scheduler", scheduler, str, SCHEDULERS),
         ),
         target,
     )

@@ -53,21 +53,32 @@ TensorView int_tensor(int* data, int ndim, int64_t* shape, const Device& device)
   return tensor;
 }
 
-// One query token a request, over kv_len keys each.
-BsrView decode_view(int num_requests, int kv_len) {
+// One query token a request, over kv_len[i] keys.
+BsrView decode_view(const std::vector<int>& kv_len) {
   BsrView view;
-  view.num_requests = num_requests;
-  for (int i = 0; i < num_requests; ++i) {
-    view.row_blocks.push_back({.first_block = i64{i} * ceil_div(kv_len, kPageSize),
+  view.num_requests = static_cast<int>(kv_len.size());
+  i64 first_block = 0;
+  for (int i = 0; i < view.num_requests; ++i) {
+    view.row_blocks.push_back({.first_block = first_block,
                                .first_token = i,
                                .num_tokens = 1,
-                               .kv_len = kv_len,
+                               .kv_len = kv_len[i],
                                .kv_pos_begin = 0,
                                .level = 0});
+    first_block += ceil_div(kv_len[i], kPageSize);
     view.token_request.push_back(i);
-    view.token_position.push_back(kv_len - 1);
+    view.token_position.push_back(kv_len[i] - 1);
   }
   return view;
+}
+
+// Modelled time of a batch in shares by prefix sums, over that of what the host would choose.
+double prefix_sum_ratio(const std::vector<int>& kv_len, const PlanTarget& target) {
+  const auto us = [&](Scheduler scheduler) {
+    const Plan plan = make_plan(decode_view(kv_len), {.causal = 1}, target, scheduler);
+    return static_cast<double>(plan.candidates[plan.chosen].makespan_us);
+  };
+  return us(Scheduler::kPrefixSum) / us(Scheduler::kAuto);
 }
 
 struct Times {
@@ -135,9 +146,10 @@ std::vector<BenchRow> bench_plan() {
 std::vector<BenchRow> bench_balance() {
   const PlanTarget target = decode_target(132);
   double worst = 0, sum = 0, most_partial_tiles = 0;
+  double few_ratios = 0, many_ratios = 0, unequal_ratios = 0, worst_ratio = 0;
   int worst_b = 0;
   for (int b = 1; b <= 64; ++b) {
-    const Plan plan = make_plan(decode_view(b, 4096), {.causal = 1}, target);
+    const Plan plan = make_plan(decode_view(std::vector<int>(b, 4096)), {.causal = 1}, target);
     sum += plan.balance();
     if (plan.balance() > worst) {
       worst = plan.balance();
@@ -148,12 +160,27 @@ std::vector<BenchRow> bench_balance() {
       if (item.partial_row >= 0) partial_tiles += item.num_heads;
     }
     most_partial_tiles = std::max(most_partial_tiles, partial_tiles / target.num_ctas);
+    const double few = prefix_sum_ratio(std::vector<int>(b, 4096), target);
+    const double many = prefix_sum_ratio(std::vector<int>(64 + b, 4096), target);
+    std::vector<int> unequal(16);  // of 1 / u, u even: a few long ones among short ones
+    for (int i = 0; i < 16; ++i) unequal[i] = 100 + 100000 / (1 + (97 * b + 389 * i) % 1000);
+    const double zipf = prefix_sum_ratio(unequal, target);
+    few_ratios += few;
+    many_ratios += many;
+    unequal_ratios += zipf;
+    worst_ratio = std::max({worst_ratio, few, many, zipf});
   }
   const std::string name = "b x 4096 keys, b = 1 ... 64, 132 CTAs";
   return {{name, "worst balance", worst, "busiest / mean"},
           {name, "worst at b", static_cast<double>(worst_b), "requests"},
           {name, "mean balance", sum / 64, "busiest / mean"},
-          {name, "most partial tiles", most_partial_tiles, "a CTA"}};
+          {name, "most partial tiles", most_partial_tiles, "a CTA"},
+          {name, "prefix_sum, mean", few_ratios / 64, "modelled time / auto"},
+          {"b x 4096 keys, b = 65 ... 128, 132 CTAs", "prefix_sum, mean", many_ratios / 64,
+           "modelled time / auto"},
+          {"64 times 16 unequal lengths, 132 CTAs", "prefix_sum, mean", unequal_ratios / 64,
+           "modelled time / auto"},
+          {"all of these", "prefix_sum, worst", worst_ratio, "modelled time / auto"}};
 }
 
 }  // namespace plait

@@ -79,6 +79,10 @@ class CpuExecutor : public Executor {
     current_ = 1 - current_;
   }
 
+  void plan_on_device(const DeviceLengths&, Stream) override {
+    fail("plan: the CPU has no device to plan on");  // its checks let no such array through
+  }
+
   void run(const Params& given, std::span<const unsigned long long> variant_slots,
            Workspace& workspace, Stream) override {
     Params params = given;

@@ -83,14 +83,14 @@ std::shared_ptr<const Kernel> GpuDevice::kernel(const jit::KernelSource& source)
 
 std::shared_ptr<const Kernel> GpuDevice::utility(const std::string& name,
                                                  const std::string& call_type,
-                                                 std::optional<Dtype> dtype) {
+                                                 std::optional<Dtype> dtype, int num_threads) {
   const std::string key = dtype ? concat(name, " ", static_cast<int>(*dtype)) : name;
   {
     const std::lock_guard lock(mutex_);
     const auto it = utilities_.find(key);
     if (it != utilities_.end()) return it->second;
   }
-  const auto loaded = kernel(jit::assemble_utility(name, dtype, call_type, jit::kUtilityThreads));
+  const auto loaded = kernel(jit::assemble_utility(name, dtype, call_type, num_threads));
   const std::lock_guard lock(mutex_);
   return utilities_.try_emplace(key, loaded).first->second;
 }

@@ -42,7 +42,8 @@ class GpuDevice {
   std::shared_ptr<const Kernel> kernel(const jit::KernelSource& source);
   // kernels/<name>.cuh, see jit::assemble_utility. Loaded at its first use.
   std::shared_ptr<const Kernel> utility(const std::string& name, const std::string& call_type,
-                                        std::optional<Dtype> dtype = {});
+                                        std::optional<Dtype> dtype = {},
+                                        int num_threads = jit::kUtilityThreads);
   // Of the operations beside attention, from any thread.
   StagingRing& staging() { return staging_; }
 

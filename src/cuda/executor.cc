@@ -10,6 +10,7 @@
 
 #include "cuda/cost_model.h"
 #include "cuda/device.h"
+#include "cuda/device_plan.h"
 #include "cuda/kernel_choice.h"
 #include "cuda/memory.h"
 #include "cuda/plan_image.h"
@@ -86,11 +87,10 @@ class CudaExecutor : public Executor {
     make_variant_tables();
     head_ = DeviceBuffer(device_, head_bytes());
     counters_ = DeviceBuffer(
-        device_,
-        sizeof(unsigned) *
-            (kTicketCounters +
-             static_cast<std::size_t>(config.bounds.query_tokens) * config.num_kv_heads *
-                 lists_per_head(target_.shapes[0].tile_q, target_.group_size)));
+        device_, sizeof(unsigned) *
+                     (kTicketCounters +
+                      static_cast<std::size_t>(config.bounds.query_tokens) * config.num_kv_heads *
+                          lists_per_head(target_.shapes[0].tile_q, target_.group_size)));
     const std::size_t body_bytes = cuda::usual_body_bytes(config, target_);
     bodies_.emplace_back(device_, body_bytes);
     // Plans of a model a few steps ahead of the device, before memory must be pinned in plan().
@@ -159,6 +159,21 @@ class CudaExecutor : public Executor {
       throw;
     }
     staging_.release(image, stream);
+  }
+
+  void plan_on_device(const DeviceLengths& lengths, cuda::Stream stream) override {
+    const CurrentDevice current(device_);
+    // Made at its first use, since many never do, and never again: a captured graph plans into it.
+    if (device_plan_.data() == nullptr) {
+      const cuda::OutsideCaptures outside;
+      plan_lengths_ = device_.utility("plan_lengths", "PlanLengthsCall", {}, kPlanLengthsThreads);
+      device_plan_ = DeviceBuffer(device_, cuda::device_plan_bytes(config_, target_));
+    }
+    const PlanLengthsCall call =
+        cuda::plan_lengths_call(config_, target_, lengths, static_cast<char*>(device_plan_.data()),
+                                static_cast<char*>(head_.data()),
+                                static_cast<unsigned*>(counters_.data()), kTicketCounters);
+    plan_lengths_->launch(1, stream, &call);
   }
 
   void run(const Params& given, std::span<const unsigned long long> variant_slots,
@@ -291,9 +306,10 @@ class CudaExecutor : public Executor {
   const KernelConfig kernel_config_;
   const Template kernel_kind_ = template_of(kernel_config_);
   const PlanTarget target_;
-  std::shared_ptr<const cuda::Kernel> kernel_, upload_, pack_mask_;
+  std::shared_ptr<const cuda::Kernel> kernel_, upload_, plan_lengths_, pack_mask_;
   DeviceBuffer head_;                       // its address is what captured graphs know
   std::vector<DeviceBuffer> bodies_;        // the last one is in use
+  DeviceBuffer device_plan_;                // the body of plans that the device makes
   DeviceBuffer counters_;                   // of tickets, then of arrivals
   std::vector<DeviceBuffer> packed_masks_;  // the last one is in use
   std::vector<DeviceBuffer> table_memory_;

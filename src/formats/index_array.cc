@@ -57,8 +57,10 @@ void IndexArray::require_size(long long size, const char* meaning) const {
 void IndexArray::require_host(long long size, const char* meaning) const {
   if (!given_) refuse(name_.text(), " is missing");
   if (!on_host_) {
-    refuse(name_.text(), " is on the device; lengths on the device are not supported; pass ",
-           name_.array, " on the host");
+    refuse(
+        name_.text(), " is on the device; pass ", name_.array,
+        " on the host (lengths of flat formats may be on the device if qo_indptr and all tables ",
+        "are)");
   }
   require_size(size, meaning);
 }

@@ -333,10 +333,11 @@ KernelSource assemble_utility(const std::string& name, std::optional<Dtype> dtyp
   source.entry = "plait_" + name;
   source.num_threads = num_threads;
   // 1024 threads a multiprocessor: left alone, ptxas aims at fewer registers and spills around the
-  // 64-bit division of append_kv.
+  // 64-bit division of append_kv. (A kernel of one CTA has it alone.)
+  const int ctas_per_sm = num_threads == kUtilityThreads ? 1024 / num_threads : 1;
   source.text =
       concat("#include \"", name, ".cuh\"\nnamespace plait {\nextern \"C\" __global__ void ",
-             "__launch_bounds__(", num_threads, ", ", 1024 / num_threads, ") ", source.entry,
+             "__launch_bounds__(", num_threads, ", ", ctas_per_sm, ") ", source.entry,
              "(const __grid_constant__ ", call_type, " call) {\n  ", name,
              dtype ? "<" + literal(*dtype) + ">" : "", "(call);\n}\n}\n");
   return source;

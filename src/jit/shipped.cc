@@ -5,6 +5,7 @@
 
 #include "cuda/kernel_choice.h"
 #include "cuda/tile_choice.h"
+#include "host_device/plan_lengths_call.h"
 #include "jit/jit.h"
 #include "jit/nvrtc.h"
 #include "plait/error.h"
@@ -50,6 +51,8 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
     }
   }
   kernels.push_back(assemble_utility("append_kv", std::nullopt, "AppendKvCall", kUtilityThreads));
+  kernels.push_back(
+      assemble_utility("plan_lengths", std::nullopt, "PlanLengthsCall", kPlanLengthsThreads));
   kernels.push_back(assemble_utility("pack_mask", std::nullopt, "PackMaskCall", kUtilityThreads));
   kernels.push_back(assemble_utility("upload", std::nullopt, "UploadCall", kUtilityThreads));
   if (arch != "90a") return kernels;

@@ -19,21 +19,6 @@ namespace {
 // independent of the heads.
 constexpr i64 kItemsPerCta = 32;
 
-WorkItem make_item(const RowTile& tile, int kv_head_begin, int num_heads, int key_begin,
-                   int key_end, bool partial) {
-  return {.row_block = tile.row_block,
-          .shape = tile.shape,
-          .first_row = tile.first_row,
-          .num_rows = tile.num_rows,
-          .kv_head_begin = kv_head_begin,
-          .num_heads = num_heads,
-          .kv_begin = list_begin(tile, key_begin),
-          .kv_end = list_end(tile, key_end),
-          .partial_row = partial ? 0 : -1,
-          .min_position = tile.min_position,
-          .max_position = tile.max_position};
-}
-
 // One walk along the list, giving every CTA what fits `share_ps` beside its load, if there are any.
 // Returns the cost of what is left over when all CTAs are full.
 template <class TakePiece>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "host_device/shares.h"
 #include "plait/error.h"
 #include "scheduler/scheduler.h"
 
@@ -33,7 +34,7 @@ constexpr int kFewRows = 64;
 // int.
 constexpr int kMaxWindow = 1 << 30;
 
-enum class Way { kLongestFirst, kEqualShares, kWithQueue, kLargeThenFill };
+enum class Way { kLongestFirst, kEqualShares, kPrefixSum, kWithQueue, kLargeThenFill };
 
 struct Recipe {
   const char* name;
@@ -75,11 +76,10 @@ Workload describe(const std::vector<RowTile>& tiles, const CostModel& model, int
   // All work spread evenly as if splits were free; and somebody runs the dearest smallest piece.
   const bool once = num_levels == 1 && model.group_size <= model.tile_q[0];
   const bool keys_are_shared = shared_ps * 2 > total_ps;
-  const bool wants_queue = model.queue_percent > 0 && once && !keys_are_shared &&
-                           most_rows <= kFewRows &&
-                           keys * model.rules.num_kv_heads >=
-                               i64{model.min_keys_for_queue} * model.num_ctas &&
-                           total_ps < i64{1} << 46;  // fits LeastLoaded
+  const bool wants_queue =
+      model.queue_percent > 0 && once && !keys_are_shared && most_rows <= kFewRows &&
+      keys * model.rules.num_kv_heads >= i64{model.min_keys_for_queue} * model.num_ctas &&
+      total_ps < i64{1} << 46;  // fits LeastLoaded
   return {std::max(total_ps / model.num_ctas, piece_ps) * 1e-6,
           keys_are_shared,
           once && has_shape[0] && has_shape[1],
@@ -106,6 +106,10 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
   const Recipe unsplit{"unsplit", Way::kLongestFirst, 0, false};
   if (scheduler == Scheduler::kUnsplit) {
     out[0] = unsplit;
+    return 1;
+  }
+  if (scheduler == Scheduler::kPrefixSum) {
+    out[0] = {"prefix_sum", Way::kPrefixSum, 0, false};
     return 1;
   }
   if (workload.keys_are_shared) out[n++] = unsplit;
@@ -221,7 +225,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
   const Workload workload = describe(tiles, model, plan.num_levels);
   const double nearly_equal = workload.keys_are_shared ? kNearlyEqualSharedKeys : kNearlyEqual;
 
-  const double alone = model.num_sms > 0 ? scheduler::kSpeedAlone : 1;
+  const double alone = model.num_sms > 0 ? kTenthsOfSpeedAlone / 10.0 : 1;
   Recipe list[kMaxRecipes];
   const int num_recipes = recipes(tiles, model, workload, scheduler, list);
   plan.candidates.clear();
@@ -241,6 +245,8 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
       scheduler::cut_with_queue(tiles, model, recipe.chunk, scratch, cuts);
     } else if (recipe.way == Way::kEqualShares) {
       scheduler::cut_equal_shares(tiles, model, cuts);
+    } else if (recipe.way == Way::kPrefixSum) {
+      scheduler::cut_by_prefix_sum(tiles, model, cuts);
     } else if (recipe.way == Way::kLargeThenFill) {
       candidate.fits =
           scheduler::cut_large_then_fill(tiles, model, target.max_partial_rows, scratch, cuts);

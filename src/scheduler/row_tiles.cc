@@ -65,10 +65,12 @@ void cut_rows(const Visibility& visible, const CostModel& model, const Plan& pla
               size_t first_block, std::vector<RowTile>& tiles) {
   for (size_t b = first_block; b < plan.row_blocks.size(); ++b) {
     const int block_rows = plan.row_blocks[b].num_tokens * model.group_size;
-    for (int row = 0; row < block_rows;) {
+    const int num_tiles =
+        num_row_tiles(plan.row_blocks[b].num_tokens, model.tile_q[0], model.group_size);
+    for (int i = 0; i < num_tiles; ++i) {
+      const int row = first_row_of(i, model.tile_q[0], model.group_size);
       const int num_rows = rows_from(row, block_rows, model.tile_q[0], model.group_size);
       tiles.push_back(make_tile(plan, visible, model, static_cast<int>(b), row, num_rows));
-      row += num_rows;
     }
   }
 }

@@ -1,6 +1,7 @@
 // What the steps of the planner hand to each other. In order:
 //   row_tiles.cc    the view becomes row tiles: shapes, positions, keys really seen
 //   candidates.cc   ways to cut the row tiles into items and to spread them over the CTAs
+//   prefix_sum.cc   the one that the planner on the device knows
 //   score.cc        modelled time of a finished list of items
 //   plan.cc         the visible loop: cut, score, compare; then writes the Plan
 //   merge_lists.cc  which partial states every token is joined from
@@ -71,6 +72,9 @@ void make_row_tiles(const BsrView& view, const Visibility& visible, const CostMo
 // Equal shares: the list cut into num_ctas contiguous runs of about equal cost.
 void cut_equal_shares(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts);
 
+// The same from prefix sums (host_device/shares.h), as the planner on the device cuts.
+void cut_by_prefix_sum(const std::vector<RowTile>& tiles, const CostModel& model, Cuts& cuts);
+
 // Equal shares of most keys; the last ones of all heads, or of some, are a queue of pieces that
 // grow shorter (guided self-scheduling), each for the CTA that is free first. For flat formats
 // whose tokens are in one tile each: the items of a token are in the order of its keys. percent: of
@@ -110,7 +114,5 @@ struct Score {
 };
 Score score(const Cuts& cuts, const std::vector<RowBlock>& row_blocks, const Visibility& visible,
             const CostModel& model, Scratch& scratch);
-// Two CTAs of a multiprocessor share its bandwidth; one whose mate is through is this much faster.
-inline constexpr double kSpeedAlone = 1.9;
 
 }  // namespace plait::scheduler

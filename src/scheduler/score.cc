@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "host_device/shares.h"
 #include "plait/error.h"
 #include "scheduler/least_loaded.h"
 #include "scheduler/scheduler.h"
@@ -76,18 +77,15 @@ Score summarise(const std::vector<i64>& load) {
           static_cast<float>(static_cast<double>(busiest) * load.size() / total)};
 }
 
-// Time of the busiest multiprocessor: while both of its CTAs have work, each goes at the modelled
-// speed. Behind all that comes the last join, which nothing hides.
+// Time of the busiest multiprocessor, with the last join.
 double paired_us(const std::vector<i64>& load, bool joins, int num_sms) {
-  constexpr double kJoinUs = 3;
   const int num_ctas = static_cast<int>(load.size());
-  double most_ps = 0;
+  i64 most_ps = 0;
   for (int cta = 0; cta < num_sms; ++cta) {
-    const i64 a = load[cta], b = cta + num_sms < num_ctas ? load[cta + num_sms] : 0;
-    const i64 shared = std::min(a, b), alone = std::max(a, b) - shared;
-    most_ps = std::max(most_ps, static_cast<double>(shared) + alone / kSpeedAlone);
+    most_ps =
+        std::max(most_ps, pair_ps(load[cta], cta + num_sms < num_ctas ? load[cta + num_sms] : 0));
   }
-  return most_ps * 1e-6 + (joins ? kJoinUs : 0);
+  return (most_ps + (joins ? kLastJoinPs : 0)) * 1e-6;
 }
 
 // Queued items 0 to num_items - 1, each to the CTA that is free first: take(i, cta) gives the cost.

@@ -288,6 +288,11 @@ TEST(Attention, BadCallsChangeNothing) {
     EXPECT_EQ(test::refusal([&] { attention.plan(batch); }),
               "plan: kv_indptr[2] is 10, less than the 11 before it (request 1)");
   }
+  batch = c.ragged();
+  batch.qo_indptr.device_type = kCuda;
+  EXPECT_EQ(test::refusal([&] { attention.plan(batch); }),
+            "plan: qo_indptr is on cuda:0, but the work is on cpu; give it there or on the cpu");
+  EXPECT_FALSE(attention.planned_on_device());
   EXPECT_TRUE(attention.current_plan() == before);
   RunArgs args = c.args();
   args.sm_scale = kNan;

@@ -251,6 +251,16 @@ TEST(CApi, PlanAndRunErrors) {
   EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
   EXPECT_STREQ(plait_last_error(),
                "plan: kv_begin[0] is -1; rows of K and V are 0 ... 281474976710656");
+  batch.kv.on_device = PLAIT_ON_DEVICE_LENGTHS;
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(),
+               "plait_batch: kv.on_device has PLAIT_ON_DEVICE_LENGTHS, but the attention is on the "
+               "cpu");
+  batch.kv.on_device = 32;
+  EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
+  EXPECT_STREQ(plait_last_error(),
+               "plait_kv_tables: on_device is 32; it must be a sum of PLAIT_ON_DEVICE_...");
+  batch.kv.on_device = 0;
   batch.num_requests = -1;
   EXPECT_EQ(plait_plan(attention, &batch, nullptr), PLAIT_INVALID_ARGUMENT);
   EXPECT_STREQ(plait_last_error(), "plait_batch: num_requests is -1; it must be >= 0");

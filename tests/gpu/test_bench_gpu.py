@@ -28,3 +28,13 @@ def test_a_case_stands_beside_its_yardstick_and_a_peer():
     assert found["spec32_8_4k_mask", "FLOP/s beside spec32_8_4k"] > 0.1
     found = bench("prefill", "--case", "p16_const1k", "--peers", "cudnn")
     assert found["p16_const1k", "cudnn / ours"] > 0.05, found
+
+
+def test_the_planner_on_the_device_is_timed():
+    command = [sys.executable, "-m", "plait", "bench", "plan", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    times = {row["case"]: row["value"] for row in json.loads(done.stdout)
+             if row["metric"] == "plan on the device, warm L2, median"}  # fmt: skip
+    assert [int(case.split()[1].rstrip(",")) for case in times] == [16, 256, 4096]
+    assert all(0.5 < us < 1000 for us in times.values())

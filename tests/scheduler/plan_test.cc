@@ -28,7 +28,10 @@ void check_random_plans(int first_seed, int num_seeds, BsrView (*make_view)(Rand
     const BsrView view = make_view(random);
     const Visibility visible = random_visibility(random);
     const PlanTarget target = random_target(random, view);
-    const Scheduler scheduler = random() % 4 == 0 ? Scheduler::kLpt : Scheduler::kAuto;
+    const auto draw = random() % 8;
+    const Scheduler scheduler = draw % 4 == 0 ? Scheduler::kLpt
+                                : draw == 1   ? Scheduler::kPrefixSum
+                                              : Scheduler::kAuto;
     SCOPED_TRACE(concat("seed ", seed, ": ", describe(view, visible, target)));
     const Plan plan = make_plan(view, visible, target, scheduler);
     check_plan(view, visible, target, plan);

@@ -8,6 +8,11 @@ import numpy as np
 from plait import _plait
 from plait.attention import Attention, Bounds
 from plait.bench import row
+from plait.bench.timing import options
+from plait.device_array import DeviceArray
+from plait.formats import PagedKv
+from plait.nvrtc import use_wheels
+from plait.tensors import parse_device
 
 
 def _rows(cpp_rows):
@@ -15,8 +20,42 @@ def _rows(cpp_rows):
 
 
 def plan():
-    """Host time of a plan in C++: decode of lengths (37 i mod 8000) + 1."""
-    return _rows(_plait.bench_plan())
+    """Host time of a plan in C++, and where there is a GPU the time of its planner: decode of
+    lengths (37 i mod 8000) + 1."""
+    return _rows(_plait.bench_plan()) + (device_plan() if _plait.driver_info().gpus else [])
+
+
+def _planning(attention, arrays):
+    return lambda stream: attention.plan(**arrays, stream=stream)
+
+
+def device_plan(device="cuda:0", seconds=0.5):
+    """The kernel that plans lengths on the device: 32/8 heads, d 128, page 16."""
+    use_wheels()
+    rows = []
+    for requests in (16, 256, 4096):
+        attention = Attention(
+            num_qo_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            kv=PagedKv(16),
+            device=device,
+            bounds=Bounds(requests=requests, query_tokens=requests, keys=8000, max_q_len=1),
+        )
+        arrays = {
+            "qo_indptr": np.arange(requests + 1, dtype=np.int32),
+            "kv_len": np.arange(requests, dtype=np.int32) * 37 % 8000 + 1,
+            "block_table": np.zeros((requests, 500), np.int32),
+        }
+        arrays = {name: DeviceArray.from_numpy(a, device) for name, a in arrays.items()}
+        attention.plan(**arrays)  # compiles
+        case = f"batch {requests}, {attention.num_ctas} CTAs"
+        for l2 in ("warm", "cold"):
+            how = options(seconds)
+            how.cold_l2 = l2 == "cold"
+            time = _plait.time_on_gpu(parse_device(device), _planning(attention, arrays), how)
+            rows.append(row(case, f"plan on the device, {l2} L2, median", time.median_us, "us"))
+    return rows
 
 
 def balance():

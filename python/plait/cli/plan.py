@@ -61,7 +61,7 @@ def plan_command(
     tile_kv: Annotated[int, typer.Option(help="cuts fall on multiples of it")] = 128,
     causal_: Annotated[bool, typer.Option("--causal/--full")] = True,
     window_left: Annotated[int, typer.Option(help="-1: no window", min=-1)] = -1,
-    scheduler: Annotated[str, typer.Option(help="auto, lpt, unsplit")] = "auto",
+    scheduler: Annotated[str, typer.Option(help="auto, lpt, unsplit, prefix_sum")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="the whole plan as one object")] = False,
     html: Annotated[
         Path | None, typer.Option(help="write a page that shows the plan to this file")

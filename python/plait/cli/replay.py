@@ -24,7 +24,9 @@ def replay_command(
     page_size: Annotated[int, typer.Option(help="tokens a page")] = Options.page_size,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16")] = Options.dtype,
     kernel: Annotated[str, typer.Option(help="auto, plain, sm80, sm90a")] = Options.kernel,
-    scheduler: Annotated[str, typer.Option(help="auto, lpt, unsplit")] = Options.scheduler,
+    scheduler: Annotated[
+        str, typer.Option(help="auto, lpt, unsplit, prefix_sum")
+    ] = Options.scheduler,
     scale: Annotated[
         str, typer.Option(help="of lengths and of the 512-token blocks alike")
     ] = "1/32",
