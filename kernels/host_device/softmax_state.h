@@ -31,8 +31,9 @@ PLAIT_HD OutputScales merge(SoftmaxState& a, const SoftmaxState& b) {
   return scales;
 }
 
-// A row's reference follows its maximum only when that has outgrown it by more than this (base 2), so
-// that outputs are rarely rescaled; weights below 2^that, of `dtype`, are as exact as those below 1.
+// A row's reference follows its maximum only when that has outgrown it by more than this (base 2),
+// so that outputs are rarely rescaled; weights below 2^that, of `dtype`, are as exact as those
+// below 1.
 PLAIT_HD constexpr float rescale_threshold(Dtype dtype) {
   return dtype == Dtype::kFloat16 ? 8.0f : 32.0f;
 }
