@@ -94,3 +94,18 @@ def test_replay_with_another_plan():
             if kv in results:
                 assert torch.equal(out, results[kv])
             results[kv] = out
+
+
+def test_plan_of_lengths_on_the_device():
+    attn = plait.Attention(num_qo_heads=8, num_kv_heads=1, head_dim=128, dtype=BF16, device="cuda:0",
+                           max_ctas=12, scheduler="prefix_sum",
+                           bounds=plait.Bounds(requests=3, query_tokens=3, keys=20000))
+    q = torch.randn(3, 8, 128, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(20000, 1, 128, device="cuda", dtype=torch.bfloat16)
+    for kv in ((0, 20000), (0, 5, 9, 30)):
+        lengths = dict(qo_indptr=np.arange(len(kv)), kv_indptr=np.array(kv))
+        attn.plan(**lengths)
+        want, _ = attn.run(q, (k, k))
+        attn.plan(**{name: torch.from_numpy(x).cuda() for name, x in lengths.items()})
+        out, _ = attn.run(q, (k, k))
+        assert torch.equal(out, want)
