@@ -98,7 +98,7 @@ def test_replay_with_another_plan():
 
 def test_plan_of_lengths_on_the_device():
     attn = plait.Attention(num_qo_heads=8, num_kv_heads=1, head_dim=128, dtype=BF16, device="cuda:0",
-                           max_ctas=12, scheduler="prefix_sum",
+                           max_ctas=12, kernel="sm80", scheduler="prefix_sum",
                            bounds=plait.Bounds(requests=3, query_tokens=3, keys=20000))
     q = torch.randn(3, 8, 128, device="cuda", dtype=torch.bfloat16)
     k = torch.randn(20000, 1, 128, device="cuda", dtype=torch.bfloat16)
