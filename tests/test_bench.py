@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from plait.bench import figures, gpu, peers, supervise, tiles
+from plait.bench import cpu, figures, gpu, peers, supervise, tiles
 from plait.bench.case_variants import CASE_VARIANTS
 from plait.bench.cases import CASES, GROUPS, Case, draw, select
 from plait.bench.workload import Pools, Workload
 from plait.cli import app
 from plait.cli import bench as command
 from plait.counting import attention_work, visible_pairs
-from plait.reference import visible
+from plait.reference import from_storage, visible
 
 SMALL = dict(num_qo_heads=4, num_kv_heads=2, head_dim=64)
 
@@ -34,6 +34,21 @@ def test_pairs_are_those_of_the_reference(causal, window):
         want += int(seen.sum())
     q_len, kv_len = np.array(lengths).T
     assert visible_pairs(q_len, kv_len, causal=causal, window_left=window) == want
+
+
+@pytest.mark.parametrize("q_len", [1, 9])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_beside_the_cpu_computes_the_same(q_len, dtype):
+    torch = pytest.importorskip("torch", reason="compares with torch's SDPA")
+    workload = Workload(Case("", "decode", (q_len,) * 2, (9,) * 2, 4, dtype=dtype, **SMALL))
+    workload.compile()
+    workload.lay_out(Pools("cpu", [workload]))
+    workload.prepare()
+    theirs = cpu._sdpa(workload)().transpose(1, 2).reshape(workload.out.shape)
+    bits = torch.int32 if dtype == "float32" else torch.int16
+    ours = from_storage(workload.out, dtype)
+    theirs = from_storage(theirs.contiguous().view(bits).numpy().view(workload.out.dtype), dtype)
+    assert np.allclose(ours, theirs, atol=2e-2 if dtype == "bfloat16" else 1e-5)
 
 
 def test_bytes_are_those_that_some_query_needs():

@@ -125,7 +125,8 @@ int recipes(const std::vector<RowTile>& tiles, const CostModel& model, const Wor
       out[n++] = {"equalised", Way::kLongestFirst, keys, true};
     }
   };
-  if (workload.has_few_heads) {  // longer, so that what remains of a head is no piece of its own
+  // Longer, so that what remains of a head is no piece of its own: for memory-bound kernels.
+  if (workload.has_few_heads && model.num_sms > 0) {
     for (const int parts : {9, 10}) {
       add_equalised(round_up(static_cast<int>(i64{chunk} * parts / 8), model.rules.tile_kv));
     }

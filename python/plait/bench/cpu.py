@@ -41,7 +41,7 @@ def _sdpa(workload):
         tensor(x.reshape(-1, case.num_kv_heads, case.head_dim)[slots]).transpose(1, 2).contiguous()
         for x in w.cache
     )
-    causal = w.q_len[0] > 1  # top left and bottom right agree: q_len is 1 or kv_len
+    causal = bool(w.q_len[0] > 1)  # top left and bottom right agree: q_len is 1 or kv_len
     return lambda: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, enable_gqa=True
     )
