@@ -134,20 +134,24 @@ class LengthsPlanner {
     const int num_requests = call_.lengths.num_requests;
     const bool in_smem = num_requests <= PlanLengthsSmem::kInSmem;
     int* const tile_end = in_smem ? smem_.block_tile_end_in_smem : call_.block_tile_end;
-    i64 sum = 0;  // blocks << 32 | tiles
+    constexpr int kTileBits = 40;
+    constexpr i64 kTiles = (i64{1} << kTileBits) - 1;
+    i64 sum = 0;  // blocks << kTileBits | tiles
     int end_token = 0;
+    bool several = false;
 #pragma unroll 1
     for (int first = 0; first < num_requests; first += num_threads_) {
       const int request = first + thread_;
       RowBlock block{};
       if (request < num_requests) block = row_block_of(call_.lengths, request);
-      const int tiles = num_row_tiles(block.num_tokens, call_.tile_q[0], call_.group_size);
-      const Sums sums = sums_of(i64{block.num_tokens > 0} << 32 | tiles);
+      const int tiles =
+          min(num_row_tiles(block.num_tokens, call_.tile_q[0], call_.group_size), call_.max_tiles);
+      const Sums sums = sums_of(i64{block.num_tokens > 0} << kTileBits | tiles);
       const i64 before = sum + sums.before;
       sum += sums.total;
       if (block.num_tokens == 0) continue;
-      const int b = static_cast<int>(before >> 32);
-      tile_end[b] = min(static_cast<int>(before & 0x7fffffff) + tiles, call_.max_tiles);
+      const int b = static_cast<int>(before >> kTileBits);
+      tile_end[b] = clamped((before & kTiles) + tiles, 0, call_.max_tiles);
       call_.row_blocks[b] = block;
       if (in_smem) {
         smem_.first_token[b] = block.first_token;
@@ -158,17 +162,18 @@ class LengthsPlanner {
         call_.token_request[block.first_token] = request;
         call_.token_position[block.first_token] = block.kv_len - 1;
       }
+      several |= block.num_tokens > 1;
       end_token = max(end_token, block.first_token + block.num_tokens);
     }
     if (thread_ == 0) {
-      smem_.num_blocks = static_cast<int>(sum >> 32);
+      smem_.num_blocks = static_cast<int>(sum >> kTileBits);
       smem_.blocks_in_smem = in_smem;
-      smem_.one_tile_each = static_cast<int>(sum & 0x7fffffff) == static_cast<int>(sum >> 32);
+      smem_.one_tile_each = (sum & kTiles) == sum >> kTileBits;
       smem_.block_tile_end = tile_end;
     }
-    num_tiles_ = min(static_cast<int>(sum & 0x7fffffff), call_.max_tiles);
+    num_tiles_ = clamped(sum & kTiles, 0, call_.max_tiles);
     num_tokens_ = static_cast<int>(max_of(end_token));
-    has_long_requests_ = num_tokens_ > static_cast<int>(sum >> 32);
+    has_long_requests_ = max_of(several) > 0;
   }
 
   // Those of requests with several; the others' are written.

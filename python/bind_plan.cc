@@ -79,6 +79,40 @@ nb::list candidates_of(const Plan& plan) {
   return out;
 }
 
+// What readers of a plan index by: a text may hold anything.
+void check_indices(const Plan& plan) {
+  const auto check_indptr = [](const char* name, const std::vector<int>& indptr, size_t size,
+                               size_t end) {
+    check(indptr.size() == size, "plan: ", name, " has ", indptr.size(), " entries, must have ",
+          size);
+    for (size_t i = 0; i < size; ++i) {
+      check(i == 0 ? indptr[0] == 0 : indptr[i] >= indptr[i - 1], "plan: ", name, "[", i, "] is ",
+            indptr[i], "; entries must not descend, from 0");
+    }
+    check(size == 0 || static_cast<size_t>(indptr.back()) <= end, "plan: ", name, " ends at ",
+          indptr.empty() ? 0 : indptr.back(), ", beyond ", end);
+  };
+  check(plan.num_ctas >= 1 && plan.num_tokens >= 0, "plan: num_ctas is ", plan.num_ctas,
+        " and num_tokens ", plan.num_tokens);
+  check(plan.num_levels >= 1 && plan.num_levels <= kMaxLevels, "plan: num_levels is ",
+        plan.num_levels, ", must be 1 to ", kMaxLevels);
+  const size_t num_tokens = plan.num_tokens;
+  check(plan.token_request.size() == num_tokens && plan.token_position.size() == num_tokens,
+        "plan: token_request has ", plan.token_request.size(), " entries and token_position ",
+        plan.token_position.size(), ", but num_tokens is ", num_tokens);
+  check_indptr("cta_item_indptr", plan.cta_item_indptr, size_t{1} + plan.num_ctas,
+               plan.items.size());
+  check_indptr("merge_indptr", plan.merge_indptr, plan.merge_indptr.size(),
+               plan.merge_sources.size());
+  for (size_t i = 0; i < plan.items.size(); ++i) {
+    const WorkItem& item = plan.items[i];
+    check(item.row_block >= 0 && static_cast<size_t>(item.row_block) < plan.row_blocks.size() &&
+              item.shape >= 0 && item.shape < 2,
+          "plan: items[", i, "] has row_block ", item.row_block, " of ", plan.row_blocks.size(),
+          " and shape ", item.shape, " of 2");
+  }
+}
+
 Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   const auto integer = [&](const char* name, long long lowest, long long highest) {
     check(numbers.contains(name), "plan: no number ", name);
@@ -130,6 +164,7 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   plan.merge_indptr = from_bytes<int>(arrays, "merge_indptr");
   plan.merge_sources = from_bytes<int>(arrays, "merge_sources");
   plan.nodes = from_bytes<NodeChoice>(arrays, "nodes");
+  check_indices(plan);
   return plan;
 }
 

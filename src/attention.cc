@@ -203,6 +203,21 @@ Params Attention::Impl::check_run(const RunArgs& args) const {
     check_apart(lse, args.lse, name, input);
   }
   check_apart(out, args.out, "lse", args.lse);
+  if (!workspace->owns_memory()) {
+    int64_t bytes = workspace->bytes();
+    TensorView memory{.data = workspace->data(),
+                      .device_type = device.type,
+                      .device_id = device.id,
+                      .ndim = 1,
+                      .dtype_code = 1,
+                      .dtype_bits = 8,
+                      .shape = &bytes};
+    const TensorName buffer{"run", "the workspace"};
+    for (const auto& [name, tensor] : {Named{"q", args.q}, Named{"k", args.k}, Named{"v", args.v},
+                                       Named{"out", args.out}, Named{"lse", args.lse}}) {
+      check_apart(buffer, memory, name, tensor);
+    }
+  }
   check(std::isfinite(args.sm_scale) && args.sm_scale >= 0, "run: sm_scale is ", args.sm_scale,
         "; it must be finite and > 0 (0: the configuration's)");
   params.sm_scale = args.sm_scale > 0 ? args.sm_scale : sm_scale;

@@ -82,6 +82,7 @@ void* Workspace::data() const { return impl_->data; }
 long long Workspace::bytes() const { return impl_->bytes; }
 Device Workspace::device() const { return impl_->device; }
 std::atomic<bool>& Workspace::in_use() const { return impl_->in_use; }
+bool Workspace::owns_memory() const { return impl_->owned; }
 
 int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q) {
   // Flat formats: two partial tiles a CTA, however long the batch. Composed: a partial row for each

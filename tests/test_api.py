@@ -278,7 +278,11 @@ def test_plans_print_and_compare():
                          ("chosen", 2**32),
                          ("total_keys", 2**70), ("candidates", [1]), ("candidates", [{}]),
                          ("candidates", None), ("row_map", [1.5]), ("row_map", [2**40]),
-                         ("row_map", 3),
+                         ("row_map", 3), ("cta_item_indptr", []), ("cta_item_indptr", [-1] * 9),
+                         ("cta_item_indptr", [0] * 8 + [99]), ("merge_indptr", [0, 10**6, -5]),
+                         ("merge_indptr", [0, 10**6]), ("token_request", [0]),
+                         ("items", a.to_dict()["items"]
+                          | {"row_block": [7] * len(a.items)}),
                          ("items", a.to_dict()["items"] | {"kv_begin": [1, 2, 3] * 99})):
         with pytest.raises(ValueError, match=field):
             plait.Plan.from_json(json.dumps(a.to_dict() | {field: value}))

@@ -335,6 +335,22 @@ def test_outputs_that_overlap_are_refused(written, other, start):
     attn.run(a["q"], (a["k"], a["v"]), out=a["out"], lse=a["lse"])
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "lse"])
+def test_what_lies_in_the_workspace_is_refused(name):
+    memory = np.zeros(256 + (1 << 20), np.uint8)
+    buffer = memory[-memory.ctypes.data % 256:][:1 << 20]
+    attn = attention(workspace=plait.Workspace(buffer=buffer))
+    attn.plan(**arrays(qo_indptr=[0, 3], kv_indptr=[0, 20]))
+    a = run_arguments("cpu")
+    apart = a[name]
+    a[name] = inside(buffer, apart.shape, apart.dtype, 64)
+    text = refused(lambda: attn.run(a["q"], (a["k"], a["v"]), out=a["out"], lse=a["lse"]),
+                   "run: ", "the workspace", "share memory")
+    assert name in text and not memory.any()
+    a[name] = apart
+    attn.run(a["q"], (a["k"], a["v"]), out=a["out"], lse=a["lse"])
+
+
 def test_interleaved_slices_are_no_overlap():
     """All of one [tokens, heads, dim], as engines that fuse projections have them; one head more
     and they touch."""

@@ -66,6 +66,7 @@ class Workspace {
  private:
   friend class Attention;
   std::atomic<bool>& in_use() const;  // during run()
+  bool owns_memory() const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -98,12 +99,12 @@ class Attention {
   const PlanTarget& target() const;
   std::string kernel_name() const;        // what runs: "cpu", "plain ...", "sm80 ..."
 
-  // Once a step. Never waits for the device. Of lengths on the host: refused while `stream`
+  // Once a step. Does not wait for the device. Of lengths on the host: refused while `stream`
   // captures. Of lengths on the device (Batch): one kernel on `stream`, which a graph may capture,
   // and which plans the lengths that it finds when it runs, as Scheduler::kPrefixSum would on the
-  // host.
+  // host; the first such call loads that kernel and allocates its memory.
   void plan(const Batch& batch, Stream stream = nullptr);
-  bool planned_on_device() const;    // the last plan()
+  bool planned_on_device() const;    // of the last call of plan(): replays are not known here
   const Plan& current_plan() const;  // throws ArgumentError if it is the device's
   // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which
   // then serves every later plan within the bounds. A replay knows the tensors of the capture: of a

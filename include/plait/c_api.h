@@ -124,8 +124,8 @@ enum {
   PLAIT_ON_DEVICE_PAGE_INDICES = 2,
   PLAIT_ON_DEVICE_BLOCK_TABLE = 4,
   PLAIT_ON_DEVICE_REQUEST_MAP = 8,
-  /* All of them, and with those of plait_batch.kv qo_indptr: lengths that are planned there. Flat
-   * formats; no q_positions, no mask. */
+  /* All arrays of the tables, and plait_batch.qo_indptr too: the lengths are planned there. Only in
+   * plait_batch.kv of a flat format; no q_positions, no mask. */
   PLAIT_ON_DEVICE_LENGTHS = 16
 };
 /* The keys of n requests (in a level: nodes). NULL: not given. */

@@ -27,12 +27,14 @@ KvFormat composed_kv(KvFormat format, int num_levels);
 // The keys of every request (or, in a composed format, of every node of a level). Index arrays are
 // int32 or int64, of any stride. Lengths are on the host; tables may be on the device. Or all are,
 // qo_indptr too, of a format with one level: then "host" below is the device, plan() takes the
-// values as they are when its kernel runs, forced within the bounds, and kv_len is not given beside
-// kv_indptr or kv_last_page_len, since nobody could compare them.
+// lengths as they are when its kernel runs, forced within the bounds, and where keys lie unchecked;
+// kv_len is not given beside kv_last_page_len or a ragged kv_indptr, since nobody could compare
+// them.
 // plan() copies what it needs of host arrays and refuses every malformed entry that is read, by
 // array, place and value; arrays without a meaning beside the others are refused too, and lengths
 // given twice must agree. Tables on the device are borrowed until the next plan(), and page ids in
-// them go unchecked. Tables of requests without queries are not read.
+// them go unchecked. Tables of requests without queries are not read
+// (on the device, lengths are).
 struct KvTables {
   TensorView kv_len;  // [n] host. Not needed beside kv_indptr or kv_last_page_len
   // kRagged: one of

@@ -20,7 +20,8 @@ struct IndexView {
 struct DeviceLengths {
   IndexView qo_indptr;         // [num_requests + 1]
   IndexView kv_len;            // [num_requests]; or from kv_indptr:
-  IndexView kv_indptr;         // [num_requests + 1], of rows (ragged) or of pages
+  IndexView kv_indptr;         // [num_requests + 1], of rows (ragged) or of pages (beside kv_len
+                               //   too)
   IndexView kv_last_page_len;  // [num_requests], beside that of pages
   IndexView kv_begin;          // [num_requests], ragged: beside kv_len
   BlockTable table;            // paged
@@ -37,11 +38,17 @@ PLAIT_HD int kv_len_of(const DeviceLengths& d, int request) {
   i64 len = 0;
   if (d.kv_len.data != nullptr) {
     len = d.kv_len[request];
+    if (d.page_size > 0 && d.kv_indptr.data != nullptr) {  // no more than its pages hold
+      const i64 pages = d.kv_indptr[request + 1] - d.kv_indptr[request];
+      const i64 most = clamped(pages, 0, d.max_kv_len / d.page_size + 1) * i64{d.page_size};
+      if (len > most) len = most;
+    }
   } else {
     len = d.kv_indptr[request + 1] - d.kv_indptr[request];
     if (d.page_size > 0) {
       const int pages = clamped(len, 0, d.max_kv_len / d.page_size + 1);
-      len = pages == 0 ? 0 : (pages - 1) * i64{d.page_size} + d.kv_last_page_len[request];
+      const int last = clamped(d.kv_last_page_len[request], 0, d.page_size);
+      len = pages == 0 ? 0 : (pages - 1) * i64{d.page_size} + last;
     }
   }
   return clamped(len, 0, d.max_kv_len);

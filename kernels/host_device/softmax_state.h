@@ -33,7 +33,8 @@ PLAIT_HD OutputScales merge(SoftmaxState& a, const SoftmaxState& b) {
 
 // A row's reference follows its maximum only when that has outgrown it by more than this (base 2),
 // so that outputs are rarely rescaled; weights below 2^that, of `dtype`, are as exact as those
-// below 1.
+// below 1. An output before the division then is up to 2^that times the sum of |V| over its keys,
+// which must be a finite float32.
 PLAIT_HD constexpr float rescale_threshold(Dtype dtype) {
   return dtype == Dtype::kFloat16 ? 8.0f : 32.0f;
 }

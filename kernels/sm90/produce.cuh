@@ -32,7 +32,7 @@ PLAIT_DEVICE void first_loads(const Sm90Call<Variant>& call, CtaStart& start) {
   }
 }
 
-// Asks for the first tile's entries of the block table, meanwhile the first unit is written.
+// Asks for the first two tiles' entries of the block table while the first unit is written.
 template <KernelConfig kConfig>
 PLAIT_DEVICE void prefetch_blocks(const CtaStart& start, const Divisor& block_size) {
   const WorkItem& item = start.item;

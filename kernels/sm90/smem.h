@@ -35,8 +35,8 @@ PLAIT_HD constexpr int num_pending(const KernelConfig& c) {
   return merges_together(c) ? kMergedTogether + tile_q(c) : 1;
 }
 // Whether final rows leave by way of their unit's buffer of Q, from which stores write whole rows;
-// in kernels of few rows, and where the next unit's Q is in that buffer, they leave from the
-// fragment.
+// they leave from the fragment in kernels of few rows, where the next unit's Q is in that buffer,
+// and where rows of V are wider than its rows.
 PLAIT_HD constexpr bool stages_rows(const KernelConfig& c) {
   return tile_q(c) > 64 && c.num_q_stages > 1 &&
          panels_of(c.head_dim_vo) <= panels_of(c.head_dim_qk);

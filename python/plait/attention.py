@@ -48,7 +48,7 @@ class Workspace:
             self._impl = _plait.Workspace(buffer)
         else:
             bytes = integer("Workspace", "bytes", bytes, -(2**63), 2**63 - 1)
-            self._impl = _plait.Workspace(parse_device(device or "cpu"), bytes)
+            self._impl = _plait.Workspace(parse_device("cpu" if device is None else device), bytes)
 
     @property
     def bytes(self) -> int:
@@ -271,8 +271,11 @@ class Attention:
         scheduler="prefix_sum" makes of these lengths on the host. It can be captured in a CUDA
         graph, alone or with the runs behind it, and plans the lengths that it finds when it runs;
         nothing comes back. The number of requests is that of the arrays; those without queries
-        take part in nothing. Values are not checked but forced within the bounds, so that wrong
-        ones give wrong results; page ids go unchecked as ever.
+        take part in nothing. Lengths are not checked but forced within the bounds, so that wrong
+        ones give wrong results; where keys lie (kv_begin, kv_indptr, kv_page_indptr, request_map,
+        page ids) goes unchecked, and wrong values read other memory. What a captured plan() reads
+        must live, at its address, as long as the graph: this object keeps it only until its next
+        plan(). The first such plan() loads its kernel and allocates memory; later ones only launch.
         levels: of a ComposedKv, as many Level as it has levels, or what compose_radix() made.
 
         Variant custom_mask() takes one of packed_custom_mask, uint8 bits (little-endian; each

@@ -109,6 +109,10 @@ def level_tuples(levels):
         return []
     if isinstance(levels, ComposedLevels):
         return levels._impl
+    try:
+        levels = list(levels)
+    except TypeError:
+        raise TypeError(f"levels is {levels!r}; it must be a list of plait.Level") from None
     for i, level in enumerate(levels):
         if not isinstance(level, Level):
             raise TypeError(f"levels[{i}] must be a plait.Level, not {type(level).__name__}")

@@ -56,6 +56,7 @@ PlanLengthsCall plan_lengths_call(const AttentionConfig& config, const PlanTarge
   check(target.num_ctas <= kMaxPlannedCtas, "plan: qo_indptr is on the device, where plans are ",
         "made for at most ", kMaxPlannedCtas, " CTAs; this kernel has ", target.num_ctas,
         "; give max_ctas, or pass the lengths (qo_indptr too) on the host");
+  scheduler::check_window(config.variant.visible);
   const scheduler::CostModel model = scheduler::cost_model(target);
   PlanLengthsCall call{};
   call.lengths = lengths;

@@ -80,12 +80,13 @@ class CudaExecutor : public Executor {
     const CurrentDevice current(device_);
     kernel_ = device_.kernel(jit::assemble_attention(kernel_config_, config.variant));
     upload_ = device_.utility("upload", "UploadCall");
-    // Loaded here rather than at its first use: that may be inside a graph capture.
+    // Loaded here rather than at their first use: that may be inside a graph capture.
     device_.utility("append_kv", "AppendKvCall");
     device_.utility("merge_states", "MergeStatesCall", config.dtype);
     if (config.variant.custom_mask()) pack_mask_ = device_.utility("pack_mask", "PackMaskCall");
     make_variant_tables();
     head_ = DeviceBuffer(device_, head_bytes());
+    write_empty_plan();
     counters_ = DeviceBuffer(
         device_, sizeof(unsigned) *
                      (kTicketCounters +
@@ -234,6 +235,15 @@ class CudaExecutor : public Executor {
           "copying a variant's table");
       variant_tables_.emplace_back(table.slot, data);
     }
+  }
+
+  // A run may come before the first replay of a plan that has only been captured.
+  void write_empty_plan() {
+    const std::vector<char> zeros(head_bytes());
+    const cuda::OutsideCaptures outside;
+    cuda::check_cuda(driver().MemcpyHtoD(reinterpret_cast<cuda::DevicePtr>(head_.data()),
+                                         zeros.data(), zeros.size()),
+                     "writing an empty plan");
   }
 
   // Memory for the words of a mask that lies on the device.

@@ -102,8 +102,9 @@ void take_csr(const KvTables& tables, long long n, const Device& device, DeviceL
   } else {
     last.require_size(n, kOneEach);
     out.kv_last_page_len = view_of(last);
-    out.kv_indptr = view_of(indptr);
   }
+  out.kv_indptr = view_of(indptr);
+  if (indices.size() == 0) out.max_kv_len = 0;  // no pages: no keys, whatever the lengths say
   out.table.indices = indices.data();
   out.table.index_bytes = indices.index_bytes();
   out.table.stride_block = out.table.stride_list = indices.stride();
@@ -139,6 +140,10 @@ void take_padded(const KvTables& tables, long long n, const Device& device, Devi
   out.max_kv_len = static_cast<int>(std::min<long long>(out.max_kv_len, width));
   const IndexArray map = take(tables.request_map, "request_map", device);
   if (map.given()) {
+    if (n > 0 && block_table.shape[0] == 0) {
+      refuse("plan: block_table has 0 rows, but request_map names one for each of ", n,
+             " requests");
+    }
     map.require_size(n, kOneEach);
     out.table.list_begin = map.data();
     out.table.list_begin_bytes = map.index_bytes();

@@ -30,10 +30,6 @@ constexpr double kCloseToBound = 0.03;
 // bytes/ns, the rest 16.9.)
 constexpr int kFewRows = 64;
 
-// Positions are at least -2^30 and below 2^30 (row_tiles.cc), so that minus a window they fit an
-// int.
-constexpr int kMaxWindow = 1 << 30;
-
 enum class Way { kLongestFirst, kEqualShares, kPrefixSum, kWithQueue, kLargeThenFill };
 
 struct Recipe {
@@ -218,9 +214,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
                Scheduler scheduler, Plan& plan) {
   thread_local Scratch scratch;
   const CostModel model = scheduler::cost_model(target);
-  check(visible.window_left <= kMaxWindow && visible.sink_tokens <= kMaxWindow,
-        "plan: the window is ", visible.window_left, " keys with ", visible.sink_tokens,
-        " sink tokens; at most ", kMaxWindow, " are taken of each");
+  scheduler::check_window(visible);
   scheduler::make_row_tiles(view, visible, model, scratch, plan);
   const std::vector<RowTile>& tiles = scratch.tiles;
   const Workload workload = describe(tiles, model, plan.num_levels);

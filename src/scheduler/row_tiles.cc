@@ -63,8 +63,12 @@ RowTile make_tile(const Plan& plan, const Visibility& visible, const CostModel& 
 // Appends the row tiles of plan.row_blocks[first_block] and all after it.
 void cut_rows(const Visibility& visible, const CostModel& model, const Plan& plan,
               size_t first_block, std::vector<RowTile>& tiles) {
+  constexpr i64 kMostRows = i64{1} << 30;
   for (size_t b = first_block; b < plan.row_blocks.size(); ++b) {
-    const int block_rows = plan.row_blocks[b].num_tokens * model.group_size;
+    const i64 all_rows = i64{plan.row_blocks[b].num_tokens} * model.group_size;
+    check(all_rows <= kMostRows, "plan: row block ", b, " has ", plan.row_blocks[b].num_tokens,
+          " tokens x group_size ", model.group_size, "; at most ", kMostRows, " rows are taken");
+    const int block_rows = static_cast<int>(all_rows);
     const int num_tiles =
         num_row_tiles(plan.row_blocks[b].num_tokens, model.tile_q[0], model.group_size);
     for (int i = 0; i < num_tiles; ++i) {

@@ -24,6 +24,7 @@ struct CostModel {
   int queue_percent, min_queued_keys, min_keys_for_queue;
   int num_sms;  // 0 but where multiprocessors have two CTAs
 };
+void check_window(const Visibility& visible);    // throws where positions could overflow
 CostModel cost_model(const PlanTarget& target);  // throws ArgumentError on a target that is no GPU
 
 // One candidate: items in list order (row tile, head, key), which is also the merge order.

@@ -11,6 +11,15 @@
 
 namespace plait::scheduler {
 
+void check_window(const Visibility& visible) {
+  // Positions are at least -2^30 and below 2^30 (row_tiles.cc), so that minus a window they fit an
+  // int.
+  constexpr int kMaxWindow = 1 << 30;
+  check(visible.window_left <= kMaxWindow && visible.sink_tokens <= kMaxWindow,
+        "plan: the window is ", visible.window_left, " keys with ", visible.sink_tokens,
+        " sink tokens; at most ", kMaxWindow, " are taken of each");
+}
+
 CostModel cost_model(const PlanTarget& target) {
   check(target.num_ctas >= 1 && target.num_ctas <= kMaxCtas, "plan: target.num_ctas is ",
         target.num_ctas, ", must be 1 to ", kMaxCtas);

@@ -52,7 +52,7 @@ def plan_command(
     ] = None,
     step: Annotated[int, typer.Option(help="which step of the trace, from 0")] = 0,
     scale: Annotated[str, typer.Option(help="of the trace")] = "1",
-    max_batch: Annotated[int, typer.Option(help="of the trace")] = 64,
+    max_batch: Annotated[int, typer.Option(help="of the trace", min=1)] = 64,
     chunk: Annotated[int, typer.Option(help="of the trace")] = 2048,
     num_qo_heads: Annotated[int, typer.Option()] = 32,
     num_kv_heads: Annotated[int, typer.Option()] = 8,
@@ -60,7 +60,7 @@ def plan_command(
     tile_q: Annotated[str, typer.Option(help="packed rows of each shape, descending")] = "128,64",
     tile_kv: Annotated[int, typer.Option(help="cuts fall on multiples of it")] = 128,
     causal_: Annotated[bool, typer.Option("--causal/--full")] = True,
-    window_left: Annotated[int, typer.Option(help="-1: no window", min=-1)] = -1,
+    window_left: Annotated[int, typer.Option(help="-1: no window", min=-1, max=2**30)] = -1,
     scheduler: Annotated[str, typer.Option(help="auto, lpt, unsplit, prefix_sum")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="the whole plan as one object")] = False,
     html: Annotated[

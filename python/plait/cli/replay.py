@@ -30,7 +30,7 @@ def replay_command(
     scale: Annotated[
         str, typer.Option(help="of lengths and of the 512-token blocks alike")
     ] = "1/32",
-    max_batch: Annotated[int, typer.Option(help="requests a step")] = Options.max_batch,
+    max_batch: Annotated[int, typer.Option(help="requests a step", min=1)] = Options.max_batch,
     chunk: Annotated[int, typer.Option(help="query tokens a step")] = Options.chunk,
     pages: Annotated[
         int | None, typer.Option(help="of the cache; default: 1 GiB of them, 16 GiB on a GPU")

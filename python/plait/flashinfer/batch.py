@@ -1,8 +1,8 @@
 """The index arrays of one step, from the published arguments to those of plait.Attention.plan.
 
-Lengths are needed on the host: arrays on the device are copied, which waits for the stream, as it
-does in the published wrappers. Give them on the cpu and nothing waits. Page indices stay where they
-are.
+Lengths are taken to the host, where plans are better and the published planners have them too:
+arrays on the device are copied, which waits for the stream. Give them on the cpu and nothing waits.
+Page indices stay where they are.
 """
 
 from dataclasses import dataclass, field
