@@ -140,6 +140,15 @@ def test_bad_formats_and_variants():
     refused(lambda: plait.sliding_window(3, sink_tokens=-2), "sink_tokens", "-2")
     refused(lambda: plait.soft_cap(0.0), "cap", "0")
     refused(lambda: plait.soft_cap(1.0) | plait.soft_cap(2.0), "soft_cap")
+    for bad in (1.5, None, True, 2**30 + 1):
+        refused(lambda bad=bad: plait.sliding_window(bad), "sliding_window", "window_left", str(bad))
+        refused(lambda bad=bad: plait.sliding_window(3, bad), "sink_tokens", str(bad))
+    for bad in ("x", None, True, float("nan")):
+        refused(lambda bad=bad: plait.soft_cap(bad), "soft_cap", "cap", str(bad))
+    for name, bad in (("name", 3), ("struct_name", None), ("source", 1.5), ("params", [1]),
+                      ("params", {3: 1.0}), ("use_softmax", 3)):
+        good = {"name": "n", "struct_name": "N", "source": "struct N {};"}
+        refused(lambda args=good | {name: bad}: plait.custom(**args), "custom", name)
     shift = "struct A { PLAIT_HD static float logits_transform(const Params&, const LogitContext&, " \
             "float x) { return x + 1; } };"
     refused(lambda: plait.custom("b", "A", shift) | plait.custom("a", "A", shift.replace(
@@ -477,7 +486,7 @@ def test_bad_merges(device):
     v, lse = tensor(device, (3, 2, HEADS, DIM)), tensor(device, (3, 2, HEADS), 0, "float32")
     plait.merge_states(v, lse)
     refused(lambda: plait.merge_states(v, lse[:2]), "lse")
-    refused(lambda: plait.merge_states(None, lse), "v must be a tensor", "NoneType")
+    refused(lambda: plait.merge_states(None, lse), "merge_states: v is None")
     refused(lambda: plait.merge_states(v[:, 0], lse), "v")
     refused(lambda: plait.merge_states(v, tensor(device, (3, 2, HEADS))), "lse", "float32")
     refused(lambda: plait.merge_states(v[:, :0], lse[:, :0]), "v")

@@ -48,6 +48,13 @@ def instance(where, name, value, kind, taken):
     return value
 
 
+def needed(where, **tensors):
+    """Refuses None for what must be given; the extension looks at the rest."""
+    for name, value in tensors.items():
+        if value is None:
+            raise TypeError(f"{where}: {name} is None; taken is a tensor")
+
+
 def shown(value):
     """A value in one line of an error."""
     text = " ".join(repr(value).split())

@@ -4,7 +4,7 @@ import ctypes
 import math
 
 from plait import _plait
-from plait.arguments import SCHEDULERS, instance, integer, number
+from plait.arguments import SCHEDULERS, instance, integer, needed, number
 from plait.formats import KvFormat, RaggedKv, given, level_tuples
 from plait.nvrtc import use_wheels
 from plait.plan import Plan
@@ -290,6 +290,7 @@ class Attention:
         Returns a copy of the plan, None where it is made on the device. Raises ValueError naming
         array, place and value; the plan before then stays.
         """
+        needed("plan", qo_indptr=qo_indptr)
         tables = given(
             kv_len=kv_len,
             block_table=block_table,
@@ -361,6 +362,8 @@ class Attention:
             raise TypeError("run: kv is None; taken are (k, v) or one 5-D tensor")
         else:
             k, v = kv, None
+        if q is None:
+            raise TypeError("run: q is None; taken is a tensor")
         if sm_scale is None:
             sm_scale = 0.0
         else:

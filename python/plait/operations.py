@@ -1,7 +1,7 @@
 """The operations beside attention: merging states and writing new tokens into a cache."""
 
 from plait import _plait
-from plait.arguments import instance, number
+from plait.arguments import instance, needed, number
 from plait.formats import KvFormat, _refuse_unknown, given
 from plait.tensors import empty_like
 
@@ -23,6 +23,7 @@ def merge_states(v, lse, *, out=None, out_lse=None, stream=None, lse_base2=False
     num_heads]). A state with lse -inf is the identity. Raises ValueError for other shapes and
     dtypes.
     """
+    needed("merge_states", v=v, lse=lse)
     if out is None:
         shape = _shape("v", v)
         out = empty_like(v, (*shape[:1], *shape[2:]))
@@ -38,6 +39,7 @@ def merge_state(v_a, lse_a, v_b, lse_b, *, out=None, out_lse=None, stream=None, 
 
     `out` may be either v, in place. Returns (out, out_lse). Raises as merge_states.
     """
+    needed("merge_state", v_a=v_a, lse_a=lse_a, v_b=v_b, lse_b=lse_b)
     if out is None:
         out = empty_like(v_a, _shape("v_a", v_a))
     if out_lse is None:
@@ -75,6 +77,7 @@ def append_kv(
     """
     _refuse_unknown("append_kv", tables)
     instance("append_kv", "kv", kv, KvFormat, "RaggedKv() or PagedKv(...)")
+    needed("append_kv", k_new=k_new, v_new=v_new, kv_cache=kv_cache)
     if type(kv_cache) in (tuple, list):
         if len(kv_cache) != 2 or any(cache is None for cache in kv_cache):
             raise ValueError(

@@ -34,14 +34,19 @@ def causal() -> Variant:
 def sliding_window(window_left: int, sink_tokens: int = 0) -> Variant:
     """Keys at positions >= query position - window_left, and the first `sink_tokens` keys.
 
-    Says nothing of the future: combine with `causal()`. Raises ValueError for negative values.
+    Says nothing of the future: combine with `causal()`. Both are 0 ... 2^30. Raises ValueError for
+    other values.
     """
-    return _plait.sliding_window(window_left, sink_tokens)
+    most = 2**30
+    return _plait.sliding_window(
+        integer("sliding_window", "window_left", window_left, 0, most),
+        integer("sliding_window", "sink_tokens", sink_tokens, 0, most),
+    )
 
 
 def soft_cap(cap: float) -> Variant:
     """Logits become cap * tanh(sm_scale * q.k / cap). run(cap=...) takes another for one call."""
-    return _plait.soft_cap(cap)
+    return _plait.soft_cap(number("soft_cap", "cap", cap))
 
 
 def custom_mask() -> Variant:
@@ -142,8 +147,13 @@ def custom(
     >>> sigmoid.use_softmax
     False
     """
+    for argument, value in (("name", name), ("struct_name", struct_name), ("source", source)):
+        instance("custom", argument, value, str, "text")
+    instance("custom", "use_softmax", use_softmax, bool, "True or False")
+    params = instance("custom", "params", {} if params is None else params, dict, "a dict")
     listed = []
-    for param, value in (params or {}).items():
+    for param, value in params.items():
+        instance(f"custom {name!r}", "a name in params", param, str, "text")
         if param in _RUN_ARGUMENTS:
             raise ValueError(
                 f"custom {name!r}: params[{param!r}] is an argument of run(); rename it"
