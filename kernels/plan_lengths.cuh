@@ -46,7 +46,7 @@ PLAIT_CALLED RowTile list_tile(const PlanLengthsCall& call, const PlanLengthsSme
   const int b = smem.one_tile_each ? i : first_above(smem.block_tile_end, smem.num_blocks, i);
   const int first_tile = b > 0 ? smem.block_tile_end[b - 1] : 0;
   RowTile tile = row_tile_of(row_block(call, smem, b), b, i - first_tile, call.tile_q,
-                             call.num_shapes, call.group_size, call.visible, call.rules.tile_kv);
+                             call.num_shapes, call.group_size, call.visible, call.rules);
   tile.head_ps = tile_ps(call.shapes[tile.shape], call.rules, tile.seen(), false);
   return tile;
 }

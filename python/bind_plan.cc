@@ -173,6 +173,7 @@ template <class Target, class Visit>
 void for_fields(Target& target, Visit visit) {
   visit("num_ctas", target.num_ctas);
   visit("tile_kv", target.tile_kv);
+  visit("kv_align", target.kv_align);
   visit("group_size", target.group_size);
   visit("num_kv_heads", target.num_kv_heads);
   visit("merge_us", target.merge_us);

@@ -31,7 +31,8 @@ struct ShapeModel {
 // What the planner knows of the executor: from the Bounds and the device, never from the batch.
 struct PlanTarget {
   int num_ctas = 1;
-  int tile_kv = 64;             // cuts fall on multiples of it
+  int tile_kv = 64;             // pieces are multiples of it, but the last of a head
+  int kv_align = 0;             // a window's keys begin at a multiple of it; 0: of tile_kv
   int group_size = 1, num_kv_heads = 1;
   int num_shapes = 1;
   ShapeModel shapes[2];         // descending tile_q

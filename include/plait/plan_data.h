@@ -32,7 +32,8 @@ struct alignas(16) WorkItem {
   int shape;                       // index into KernelConfig::shapes
   int first_row, num_rows;         // packed rows of the block
   int kv_head_begin, num_heads;    // kv heads, one after the other
-  int kv_begin, kv_end;            // keys, as list positions; kv_begin is a multiple of tile_kv
+  int kv_begin, kv_end;            // keys, as list positions; kv_begin is a multiple of tile_kv,
+                                   //   but in a window of kv_align (plan.h)
   int partial_row;                 // -1: rows are final. Else head h, row r of this item is partial
                                    //   row partial_row + (h - kv_head_begin) * num_rows + r
   int min_position, max_position;  // absolute positions over the query tokens of these rows

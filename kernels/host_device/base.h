@@ -72,6 +72,15 @@ PLAIT_HD float log2(float x) {
 #endif
 }
 
+// a * b + c; on a GPU by one instruction, whatever the compiler would make of the products in c.
+PLAIT_HD float multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 PLAIT_HD float exp(float x) { return exp2(x * kLog2e); }
 
 // 1 / x to one unit in the last place; 0 beyond the largest float.

@@ -13,7 +13,7 @@ struct RowTile {
   int row_block, shape;
   int first_row, num_rows;         // packed
   int min_position, max_position;  // absolute, over the query tokens of the rows
-  int kv_begin, kv_end;            // list positions; kv_begin a multiple of tile_kv
+  int kv_begin, kv_end;            // list positions; kv_begin a multiple of kv_align
   int hidden_begin, hidden_end;    // whole KV tiles between sinks and window that no row sees:
                                    //   multiples of tile_kv, or both kv_end where there are none
   int merged;                      // its rows have keys in other levels too: always partial
@@ -28,6 +28,7 @@ struct ShapeCost {
 
 struct CutRules {
   int num_kv_heads, tile_kv;
+  int kv_align;   // keys of a window begin at a multiple of it, a divisor of tile_kv
   int min_piece;  // keys, a multiple of tile_kv: no piece is shorter but the last of a head
   i64 merge_ps;   // of one partial tile
 };
@@ -59,10 +60,12 @@ PLAIT_HD int first_row_of(int i, int tile_q, int group_size) {
 }
 
 // Fills in the key ranges of a tile whose positions are known.
-PLAIT_HD void find_keys(const Visibility& v, const RowBlock& block, int tile_kv, RowTile& tile) {
+PLAIT_HD void find_keys(const Visibility& v, const RowBlock& block, const CutRules& rules,
+                        RowTile& tile) {
+  const int tile_kv = rules.tile_kv;
   const KeyRange keys =
       visible_keys(v, tile.min_position, tile.max_position, block.kv_pos_begin, block.kv_len);
-  tile.kv_begin = keys.begin / tile_kv * tile_kv;
+  tile.kv_begin = keys.begin / rules.kv_align * rules.kv_align;
   tile.kv_end = keys.end;
   tile.hidden_begin = tile.hidden_end = keys.end;
   if (v.window_left < 0 || block.kv_pos_begin >= v.sink_tokens || keys.begin == keys.end) return;

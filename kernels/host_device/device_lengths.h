@@ -70,7 +70,7 @@ PLAIT_HD RowBlock row_block_of(const DeviceLengths& d, int request) {
 // Tile `i` of a block whose last query is at its last key, without its cost. tile_q: by shape.
 PLAIT_HD RowTile row_tile_of(const RowBlock& block, int row_block, int i, const int* tile_q,
                              int num_shapes, int group_size, const Visibility& visible,
-                             int tile_kv) {
+                             const CutRules& rules) {
   RowTile tile{};
   tile.row_block = row_block;
   tile.first_row = first_row_of(i, tile_q[0], group_size);
@@ -79,7 +79,7 @@ PLAIT_HD RowTile row_tile_of(const RowBlock& block, int row_block, int i, const 
   const int first_position = block.kv_len - block.num_tokens;
   tile.min_position = first_position + tile.first_row / group_size;
   tile.max_position = first_position + (tile.first_row + tile.num_rows - 1) / group_size;
-  find_keys(visible, block, tile_kv, tile);
+  find_keys(visible, block, rules, tile);
   return tile;
 }
 

@@ -7,13 +7,19 @@
 //   template <class Row> void query_transform(const Params&, const RowContext&, Row&);
 //   template <class Row> void key_transform(const Params&, const RowContext&, Row&);
 //   template <class Row> void value_transform(const Params&, const RowContext&, Row&);
-//   float logits_transform(const Params&, const LogitContext&, float logit);  // sm_scale * q.k
+//   float logits_transform(const Params&, const LogitContext&, float logit);  // sm_scale * q.k,
+//                                                             // or a Logit of a Logit, below
 //   bool logits_mask(const Params&, const LogitContext&);                      // false: hidden
 //   float output_transform(const Params&, const OutputContext&, float value);
 //   static constexpr bool kUseSoftmax = false;  // weights are the logits themselves
 //   static constexpr bool kCustomMask = true;   // built-in custom_mask: the plan brings mask bits
 // Functions are declared PLAIT_HD static. Row is described in host_device/row.h; of fp8 K and V it
 // holds values, numbers times their scale.
+//
+// A built-in may have, beside a logits_transform of powers, the same without them for logits of at
+// most small_logit(p); both leave a Logit of the same scale and offset.
+//   Logit small_logits_transform(const Params&, const LogitContext&, Logit logit);
+//   float small_logit(const Params&);
 //
 // `Params` is written for the user from the parameters that the variant declares, and is visible
 // where the functors are: parameters {"bias", kFloat}, {"slopes", kTensor} give
@@ -42,16 +48,44 @@ template <class T>
 inline constexpr bool kIsNumber = true;
 template <>
 inline constexpr bool kIsNumber<Distance> = false;
+// A multiple of it.
+struct Slope {
+  float factor;
+  Distance distance;
+  PLAIT_HD operator float() const { return factor * distance.shared + factor * distance.own; }
+};
 template <class T>
   requires kIsNumber<T>
-PLAIT_HD float operator*(T slope, const Distance& d) {
-  const float x = static_cast<float>(slope);
-  return x * d.shared + x * d.own;
+PLAIT_HD Slope operator*(T slope, const Distance& d) {
+  return {static_cast<float>(slope), d};
 }
 template <class T>
   requires kIsNumber<T>
-PLAIT_HD float operator*(const Distance& d, T slope) {
+PLAIT_HD Slope operator*(const Distance& d, T slope) {
   return slope * d;
+}
+
+// A logit, product * scale + offset: scale > 0, and both are the same for all keys of a query and
+// head in a tile. A functor that takes a Logit begins with one product less an element, and one
+// that returns a Logit leaves the last product and sum to the softmax, which has them anyway.
+struct Logit {
+  float product, scale, offset;
+  PLAIT_HD Logit(float product, float scale = 1.0f, float offset = 0.0f)
+      : product(product), scale(scale), offset(offset) {}
+  PLAIT_HD operator float() const { return product * scale + offset; }
+};
+PLAIT_HD float operator*(const Logit& logit, float x) {
+  return multiply_add(logit.product, logit.scale * x, logit.offset * x);
+}
+template <class T>
+inline constexpr bool kIsLogit = false;
+template <>
+inline constexpr bool kIsLogit<Logit> = true;
+template <class L>
+  requires kIsLogit<L>  // not what converts to one
+PLAIT_HD Logit operator+(const L& logit, const Slope& slope) {
+  return {multiply_add(slope.factor * reciprocal(logit.scale), slope.distance.own, logit.product),
+          logit.scale, logit.offset + slope.factor * slope.distance.shared};
 }
 
 struct LogitContext {
@@ -93,6 +127,7 @@ struct VariantTraits {
     V::template value_transform<ProbeRow>(p, c, row);
   };
   static constexpr bool kHasLogitsTransform = requires { &V::logits_transform; };
+  static constexpr bool kHasSmallLogitsTransform = requires { &V::small_logits_transform; };
   static constexpr bool kHasLogitsMask = requires { &V::logits_mask; };
   static constexpr bool kHasOutputTransform = requires { &V::output_transform; };
   static constexpr bool use_softmax() {

@@ -40,13 +40,13 @@ struct Unit {
   const RowBlock* block;
   int kv_head;
   int first_token, first_row, num_rows;
-  int kv_end, kv_pos_begin;
+  int kv_end, kv_pos_begin;  // keys count from the first of tile 0, whose position this is
   TileList tiles;
   FullTiles full_tiles;
   unsigned first_tile;  // of the ring
   int key_split;
   int partial_row;  // of this head's first row; -1: rows are final
-  BlockList list;   // unless there are no tiles
+  BlockList list;   // unless there are no tiles; from tile 0 on
 };
 static_assert(sizeof(Unit) == kUnitBytes);
 
@@ -258,14 +258,25 @@ struct UnitWalker {
     unit.first_token = block.first_token;
     unit.first_row = from.first_row;
     unit.num_rows = from.num_rows;
-    unit.kv_end = from.kv_end;
-    unit.kv_pos_begin = block.kv_pos_begin;
-    unit.tiles = tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
-    unit.full_tiles = full_tiles_of(from, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    WorkItem keys = from;
+    const int tile_0 = from.kv_begin % kConfig.tile_kv;  // windows begin where their keys do
+    keys.kv_begin -= tile_0;
+    keys.kv_end -= tile_0;
+    unit.kv_end = keys.kv_end;
+    unit.kv_pos_begin = block.kv_pos_begin + tile_0;
+    unit.tiles = tiles_of(keys, params.visible, unit.kv_pos_begin, kConfig.tile_kv);
+    unit.full_tiles = full_tiles_of(keys, params.visible, unit.kv_pos_begin, kConfig.tile_kv);
     unit.first_tile = tile;
     unit.key_split = shape_of<kConfig>(from).key_split;
     unit.partial_row = from.partial_row < 0 ? -1 : from.partial_row + head * from.num_rows;
-    if (unit.tiles.size() > 0) unit.list = block_list(table, block);
+    if (unit.tiles.size() > 0) {
+      unit.list = block_list(table, block);
+      if (kConfig.loader == Loader::kAffine) {
+        unit.list.begin += tile_0;
+      } else if (tile_0 > 0) {
+        unit.list.begin += tile_0 / params.block_size * unit.list.stride;
+      }
+    }
     tile += unit.tiles.size();
     if (++head == from.num_heads) {
       head = 0;

@@ -86,9 +86,6 @@ PLAIT_DEVICE void store_final_rows(const Params& params, const Unit& unit, int f
   constexpr int kBlocks = padded_dim(kConfig.head_dim_vo) / 8;
   constexpr int kChunks = kConfig.head_dim_vo / kChunkCols, kAll = kRows * kChunks;
   const int lane = threadIdx.x % 32, own_row = first_row + lane % kRows;
-  const PackedRow own = row_of(params, params.plan->row_map, unit, min(own_row, unit.num_rows - 1));
-  const bool exists = own_row < unit.num_rows && has_row(params, own.token);
-  const i64 own_offset = exists ? out_offset(params.out_stride, own.token, own.qo_head) : -1;
   unsigned char* rows = q + first_row * kPanelRowBytes;
 #pragma unroll
   for (int block = 0; block < kBlocks; block += 2) {
@@ -102,6 +99,10 @@ PLAIT_DEVICE void store_final_rows(const Params& params, const Unit& unit, int f
         ptx::smem_address(rows) + chunk_offset(kTileQ, lane % kRows, block + lane / kRows), w);
   }
   __syncwarp();
+  // Not before o has left its registers.
+  const PackedRow own = row_of(params, params.plan->row_map, unit, min(own_row, unit.num_rows - 1));
+  const bool exists = own_row < unit.num_rows && has_row(params, own.token);
+  const i64 own_offset = exists ? out_offset(params.out_stride, own.token, own.qo_head) : -1;
   if (exists && lane < kRows) {
     store_lse<Variant>(params, own.token, own.qo_head, lse_of(states[lane]));
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,14 @@ using cuda::DeviceBuffer;
 using cuda::driver;
 using cuda::GpuDevice;
 
+// What a window's keys begin at a multiple of: with the sm90 template at 16 of them and a page,
+// where that divides a tile.
+int kv_align(const AttentionConfig& config, const KernelConfig& kernel) {
+  if (template_of(kernel) != Template::kSm90) return kernel.tile_kv;
+  const int align = std::lcm(16, config.kv.kind == KvFormat::kRagged ? 1 : config.kv.page_size);
+  return kernel.tile_kv % align == 0 ? align : kernel.tile_kv;
+}
+
 PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel,
                        const cuda::GpuInfo& gpu) {
   const cuda::KernelCost cost = cuda::cost_of(kernel);
@@ -37,6 +46,7 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   target.num_ctas = gpu.num_multiprocessors * kernel.ctas_per_sm;
   if (config.max_ctas > 0) target.num_ctas = std::min(target.num_ctas, config.max_ctas);
   target.tile_kv = kernel.tile_kv;
+  target.kv_align = kv_align(config, kernel);
   target.group_size = config.num_qo_heads / config.num_kv_heads;
   target.num_kv_heads = config.num_kv_heads;
   target.num_shapes = kernel.num_shapes;

@@ -9,6 +9,7 @@
 #include "jit/jit.h"
 #include "plait/error.h"
 #include "sm90/smem.h"
+#include "variants/functors.h"
 
 namespace plait::cuda {
 
@@ -192,6 +193,12 @@ bool has_functor(const Variant& variant, const char* name) {
   });
 }
 
+bool computes_powers(const Variant& variant) {
+  return std::any_of(variant.parts.begin(), variant.parts.end(), [](const VariantPart& part) {
+    return computes_powers_in(jit::text_of(part));
+  });
+}
+
 bool transforms_kv(const Variant& variant) {
   return has_functor(variant, "key_transform") || has_functor(variant, "value_transform");
 }
@@ -227,6 +234,14 @@ bool wants_third_warpgroup(const AttentionConfig& config) {
   const bool decodes_too = rows <= 192LL * std::max(b.requests, 1);
   const bool many_tiles = rows * config.num_kv_heads >= kFewTiles * kMultiprocessors * 192;
   return max_rows(config) > 128 && as_full && (many_tiles || decodes_too);
+}
+
+// Where 192 rows would be taken, but what the variant does to logits are sums and products. One
+// H200, 4 x 4096 causal, d 128, microseconds of 192 x 80 and 128 x 160: ALiBi 1112, 1085; but soft
+// cap, whose powers hide behind the products of two other warpgroups, 1297, 1392.
+bool wants_long_tile(const AttentionConfig& config) {
+  return config.head_dim_qk == 128 && config.head_dim_vo == 128 &&
+         has_functor(config.variant, "logits_transform") && !computes_powers(config.variant);
 }
 
 // Whether sm_90a decodes in the sm80 template. wgmma reads K and V from shared memory, where fp8 is
@@ -323,6 +338,10 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
       const KernelConfig kernel = of_rows(max_rows(config));
       const bool wide =
           !fp8 && takes_third_warpgroup(config.variant) && wants_third_warpgroup(config);
+      if (wide && wants_long_tile(config)) {
+        const KernelConfig long_tile = with_tile(kernel, {128, 160, 2});
+        if (long_tile.ctas_per_sm > 0) return long_tile;
+      }
       return wide ? with_third_warpgroup(kernel, !config.variant.parts.empty()) : kernel;
     }
     const Sm90Tile tile = parse_sm90_tile(config.kernel.substr(5));

@@ -37,6 +37,15 @@ std::string declaration(const FunctorForm& form) {
                 argument.empty() ? "" : ", ", argument, ")");
 }
 
+// The same between the parts of a combined variant, where a logit stays in its parts.
+FunctorForm between_parts(FunctorForm form) {
+  if (form.name == std::string("logits_transform")) {
+    form.result = "Logit";
+    form.argument = "Logit logit";
+  }
+  return form;
+}
+
 int count_lines(const std::string& text) {
   return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
 }
@@ -133,7 +142,7 @@ std::string combination(const Variant& variant) {
       if (!on_row(form) && !argument.empty()) changed = call;
     }
     if (statements.empty()) continue;
-    text += concat("  ", declaration(form), " {\n",
+    text += concat("  ", declaration(between_parts(form)), " {\n",
                    on_row(form) ? statements
                                 : concat("    return ", argument.empty() ? masks : changed, ";\n"),
                    "  }\n");
@@ -251,15 +260,17 @@ std::string naps() {
 
 }  // namespace
 
-std::vector<std::string> functors_of(const VariantPart& part) {
-  if (!part.source.empty()) return functors_in(part.source);
+std::string_view text_of(const VariantPart& part) {
+  if (!part.source.empty()) return part.source;
   const char* text = embedded_text(concat("host_device/variants/", part.name, ".h"));
   if (text == nullptr) {
     fail("variant '", part.name, "' is not built in: kernels/host_device/variants/ has no ",
          part.name, ".h");
   }
-  return functors_in(text);
+  return text;
 }
+
+std::vector<std::string> functors_of(const VariantPart& part) { return functors_in(text_of(part)); }
 
 std::string variant_source(const Variant& variant) {
   std::string text;

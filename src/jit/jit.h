@@ -3,6 +3,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "host_device/config.h"
@@ -60,6 +61,7 @@ void* compile_host(const std::string& text, const std::string& entry,
 // directives into user sources; used by both of the above.
 std::string variant_source(const Variant& variant);
 // The functors that a part defines, by name.
+std::string_view text_of(const VariantPart& part);  // its source, or the built-in's file
 std::vector<std::string> functors_of(const VariantPart& part);
 
 // Every configuration that plait ships for an architecture of shipped_architectures(), in one list

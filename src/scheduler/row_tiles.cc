@@ -56,7 +56,7 @@ RowTile make_tile(const Plan& plan, const Visibility& visible, const CostModel& 
       tile.max_position = std::max(tile.max_position, position);
     }
   }
-  find_keys(visible, block, model.rules.tile_kv, tile);
+  find_keys(visible, block, model.rules, tile);
   return tile;
 }
 

@@ -41,7 +41,11 @@ CostModel cost_model(const PlanTarget& target) {
     model.tile_q[i] = shape.tile_q;
   }
   const int min_piece = std::max(round_up(target.min_split_keys, target.tile_kv), target.tile_kv);
-  model.rules = {target.num_kv_heads, target.tile_kv, min_piece, picoseconds(target.merge_us)};
+  const int kv_align = target.kv_align == 0 ? target.tile_kv : target.kv_align;
+  check(kv_align > 0 && target.tile_kv % kv_align == 0, "plan: target.kv_align is ",
+        target.kv_align, ", must be 0 or divide target.tile_kv, ", target.tile_kv);
+  model.rules = {target.num_kv_heads, target.tile_kv, kv_align, min_piece,
+                 picoseconds(target.merge_us)};
   model.num_shapes = target.num_shapes;
   model.group_size = target.group_size;
   model.num_ctas = target.num_ctas;
@@ -66,7 +70,7 @@ i64 item_ps(const WorkItem& item, const RowBlock& block, const Visibility& visib
     RowTile tile{};
     tile.min_position = item.min_position;
     tile.max_position = item.max_position;
-    find_keys(visible, block, model.rules.tile_kv, tile);
+    find_keys(visible, block, model.rules, tile);
     keys -= std::max(
         0, std::min(item.kv_end, tile.hidden_end) - std::max(item.kv_begin, tile.hidden_begin));
   }

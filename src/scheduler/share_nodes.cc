@@ -49,7 +49,7 @@ int seen(const Visibility& visible, const CostModel& model, int begin, int end, 
   RowBlock block{};
   block.kv_len = end - begin;
   block.kv_pos_begin = begin;
-  find_keys(visible, block, model.rules.tile_kv, tile);
+  find_keys(visible, block, model.rules, tile);
   return tile.seen();
 }
 

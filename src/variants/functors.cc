@@ -135,6 +135,17 @@ std::vector<std::string> functors_in(std::string_view source) {
   return found;
 }
 
+bool computes_powers_in(std::string_view source) {
+  static constexpr std::string_view kFunctions[] = {"exp",  "exp2",       "log2",
+                                                    "tanh", "reciprocal", "reciprocal_sqrt"};
+  const std::string text = without_comments(source);
+  const std::vector<Word> words = words_of(text);
+  return std::any_of(words.begin(), words.end(), [](const Word& word) {
+    return word.next == '(' && std::find(std::begin(kFunctions), std::end(kFunctions), word.text) !=
+                                   std::end(kFunctions);
+  });
+}
+
 void check_source(const std::string& where, const std::string& struct_name,
                   std::string_view source) {
   const std::string text = without_comments(source);

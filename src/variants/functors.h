@@ -17,6 +17,8 @@ std::string without_comments(std::string_view source);
 bool is_identifier(std::string_view name);  // a C++ identifier that is no keyword
 // The functors that `source` defines, in the order of kFunctorNames: a name followed by '('.
 std::vector<std::string> functors_in(std::string_view source);
+// Whether a function of host_device/base.h that takes powers, logarithms or quotients is called.
+bool computes_powers_in(std::string_view source);
 // Throws ArgumentError unless `source` defines `struct struct_name`, at least one functor and
 // nothing that looks like a misspelt one, and leaves Params to us. `where`: "variant 'alibi'".
 void check_source(const std::string& where, const std::string& struct_name,

@@ -59,8 +59,9 @@ TEST(Cut, SeenKeysAreThoseOfTilesNotSkipped) {
               RowTile tile{};
               tile.min_position = first;
               tile.max_position = first + 2;
-              find_keys(v, block, kTileKv, tile);
-              ASSERT_EQ(tile.kv_begin % kTileKv, 0);
+              const CutRules rules{.tile_kv = kTileKv, .kv_align = first % 2 == 0 ? 1 : kTileKv};
+              find_keys(v, block, rules, tile);
+              ASSERT_EQ(tile.kv_begin % rules.kv_align, 0);
               ASSERT_EQ((tile.hidden_end - tile.hidden_begin) % kTileKv, 0);
               std::vector<int> read(kv_len, 0);  // by the pieces [0, 4), [4, 8) ... of seen keys
               for (int u = 0; u < tile.seen(); u += kTileKv) {
@@ -76,8 +77,10 @@ TEST(Cut, SeenKeysAreThoseOfTilesNotSkipped) {
               }
               for (int k = 0; k < kv_len; ++k) {
                 bool tile_visible = false;
-                const int begin = k / kTileKv * kTileKv;
-                for (int j = begin; j < min(begin + kTileKv, kv_len); ++j) {
+                const int shift = tile.kv_begin % kTileKv;  // of all tiles; before it there is none
+                const int begin = k < shift ? 0 : shift + (k - shift) / kTileKv * kTileKv;
+                const int end = k < shift ? shift : begin + kTileKv;
+                for (int j = begin; j < min(end, kv_len); ++j) {
                   for (int q = first; q <= first + 2; ++q) {
                     tile_visible |= visible(v, q, pos_begin + j);
                   }

@@ -68,7 +68,7 @@ inline void check_items(const Plan& plan, const PlanTarget& target) {
     ASSERT_GE(item.kv_head_begin, 0);
     ASSERT_GT(item.num_heads, 0);
     ASSERT_LE(item.kv_head_begin + item.num_heads, target.num_kv_heads);
-    ASSERT_EQ(item.kv_begin % target.tile_kv, 0);
+    ASSERT_EQ(item.kv_begin % (target.kv_align == 0 ? target.tile_kv : target.kv_align), 0);
     ASSERT_GE(item.kv_begin, 0);
     ASSERT_LE(item.kv_begin, item.kv_end);
     ASSERT_LE(item.kv_end, block.kv_len);

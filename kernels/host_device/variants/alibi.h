@@ -9,7 +9,7 @@ struct Alibi {
   struct Params {
     alignas(8) const float* slopes;  // [num_qo_heads]
   };
-  PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float logit) {
+  PLAIT_HD static Logit logits_transform(const Params& p, const LogitContext& c, Logit logit) {
     return logit + p.slopes[c.qo_head] * c.distance;
   }
 };

@@ -37,7 +37,7 @@ def _of_plait(name):
 # The text of the built-ins once more, as a user would write it.
 _ALIBI = """
 struct MyAlibi {
-  PLAIT_HD static float logits_transform(const Params& p, const LogitContext& c, float logit) {
+  PLAIT_HD static Logit logits_transform(const Params& p, const LogitContext& c, Logit logit) {
     return logit + p.slopes[c.qo_head] * c.distance;
   }
 };
