@@ -5,6 +5,7 @@
 #include "host_device/convert.h"
 #include "host_device/kv_address.h"
 #include "host_device/utility_calls.h"
+#include "tile/begin.cuh"
 
 namespace plait {
 
@@ -75,6 +76,7 @@ PLAIT_DEVICE void quantise_row(char* to, const char* from, Dtype dtype_from, int
 
 // Any grid of whole warps.
 PLAIT_DEVICE void append_kv(const AppendKvCall& call) {
+  begin_kernel();
   const int lane = threadIdx.x % 32;
   const i64 num_warps = static_cast<i64>(gridDim.x) * (blockDim.x / 32);
   const i64 first = static_cast<i64>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;

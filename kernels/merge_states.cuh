@@ -5,12 +5,14 @@
 #include "host_device/convert.h"
 #include "host_device/softmax_state.h"
 #include "host_device/utility_calls.h"
+#include "tile/begin.cuh"
 
 namespace plait {
 
 // Any grid of whole warps.
 template <Dtype kDtype>
 PLAIT_DEVICE void merge_states(const MergeStatesCall& call) {
+  begin_kernel();
   using T = Storage<kDtype>;
   const int lane = threadIdx.x % 32;
   const i64 num_warps = static_cast<i64>(gridDim.x) * (blockDim.x / 32);

@@ -3,11 +3,13 @@
 #pragma once
 #include "host_device/mask_bits.h"
 #include "host_device/utility_calls.h"
+#include "tile/begin.cuh"
 
 namespace plait {
 
 // Any grid of whole warps: a warp a token, a lane a word.
 PLAIT_DEVICE void pack_mask(const PackMaskCall& call) {
+  begin_kernel();
   const int warps_a_cta = blockDim.x / 32, lane = threadIdx.x % 32;
   for (int token = blockIdx.x * warps_a_cta + threadIdx.x / 32; token < call.num_tokens;
        token += gridDim.x * warps_a_cta) {

@@ -6,6 +6,7 @@
 //   logits: a lane takes a key; weights x V: a lane takes every 32nd element of the head dim.
 #pragma once
 #include "host_device/convert.h"
+#include "host_device/fold.h"
 #include "host_device/kv_address.h"
 #include "host_device/mask_bits.h"
 #include "host_device/row.h"
@@ -13,6 +14,7 @@
 #include "host_device/softmax_state.h"
 #include "host_device/variant.h"
 #include "host_device/visibility.h"
+#include "tile/begin.cuh"
 #include "tile/draw.cuh"
 #include "tile/merge.cuh"
 #include "tile/rows.cuh"
@@ -151,6 +153,33 @@ PLAIT_DEVICE float finish_logit(const typename Tile<kConfig>::Smem& smem,
   return Traits::kUseSoftmax ? logit * kLog2e : logit;
 }
 
+// Invariant mode: what a warp keeps of its rows between their chunks.
+template <KernelConfig kConfig, bool kHas = (kConfig.chunk_keys > 0)>
+struct Folded {};
+template <KernelConfig kConfig>
+struct Folded<kConfig, true> {
+  using T = Tile<kConfig>;
+  FoldedState state[T::kRowsOfWarp];
+  float out[T::kRowsOfWarp][T::kElements] = {};
+
+  // Folds in a chunk, and clears it for the next.
+  template <bool kUseSoftmax>
+  PLAIT_DEVICE void add(SoftmaxState (&chunk)[T::kRowsOfWarp],
+                        float (&chunk_out)[T::kRowsOfWarp][T::kElements]) {
+    for (int r = 0; r < T::kRowsOfWarp; ++r) {
+      const float scale = chunk[r].sum == 0.0f ? 0.0f : 1.0f / chunk[r].sum;
+      const FoldFactors factors =
+          kUseSoftmax ? fold(state[r], lse_of(chunk[r])) : FoldFactors{1.0f, 1.0f};
+      for (int e = 0; e < T::kElements; ++e) {
+        out[r][e] = kUseSoftmax ? fold(factors, out[r][e], chunk_out[r][e] * scale)
+                                : out[r][e] + chunk_out[r][e];
+        chunk_out[r][e] = 0.0f;
+      }
+      chunk[r] = {};
+    }
+  }
+};
+
 template <KernelConfig kConfig, class V>
 PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V>& call,
                          const PlanView& plan, const RowBlock& block, const WorkItem& item,
@@ -169,7 +198,11 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
 
   SoftmaxState state[T::kRowsOfWarp];  // the same on every lane
   float out[T::kRowsOfWarp][T::kElements] = {};
+  Folded<kConfig> folded;
   for (int first = item.kv_begin; first < item.kv_end; first += kNumKeys) {
+    if constexpr (kConfig.chunk_keys > 0) {
+      if (first % kConfig.chunk_keys == 0) folded.template add<kUseSoftmax>(state, out);
+    }
     const int num_keys = min(kNumKeys, item.kv_end - first);
     const int k_pos = block.kv_pos_begin + first;
     if (tile_visibility(params.visible, item.min_position, item.max_position, k_pos,
@@ -227,16 +260,27 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
     }
   }
 
+  if constexpr (kConfig.chunk_keys > 0) folded.template add<kUseSoftmax>(state, out);
   // Rows are put together in shared memory, where Q was, and leave by four elements a lane.
   __syncthreads();
   for (int r = 0; r < T::kRowsOfWarp; ++r) {
     const int row = first_row + r;
     if (row >= item.num_rows) continue;  // the same for the whole warp
-    const bool empty = kUseSoftmax && state[r].sum == 0.0f;
-    const float scale = kUseSoftmax ? (empty ? 0.0f : 1.0f / state[r].sum) : 1.0f;
+    float lse = lse_of(state[r]), sum = state[r].sum;
+    float scale = kUseSoftmax ? (sum == 0.0f ? 0.0f : 1.0f / sum) : 1.0f;
+    if constexpr (kConfig.chunk_keys > 0) {
+      lse = fold_lse(folded.state[r]);
+      sum = folded.state[r].sum;
+      scale = kUseSoftmax ? fold_scale(folded.state[r]) : 1.0f;
+    }
+    const bool empty = kUseSoftmax && sum == 0.0f;
     float* assembled = smem.kv[warp];
     for (int e = 0; e < T::kElements; ++e) {
-      if (lane + 32 * e < T::kDimVo) assembled[lane + 32 * e] = out[r][e] * scale;
+      float x = out[r][e];
+      if constexpr (kConfig.chunk_keys > 0) x = folded.out[r][e];
+      if (lane + 32 * e < T::kDimVo) {
+        assembled[lane + 32 * e] = kConfig.chunk_keys > 0 ? plait::folded(x, scale) : x * scale;
+      }
     }
     __syncwarp();
     const i64 partial_row =
@@ -253,7 +297,6 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
       }
     }
     if (lane == 0) {
-      const float lse = lse_of(state[r]);
       if (item.partial_row < 0) {
         store_lse<V>(params, smem.token[row], smem.qo_head[row], lse);
       } else if constexpr (kUseSoftmax) {
@@ -278,6 +321,7 @@ PLAIT_DEVICE void attention(const VariantCall<V>& call) {
   __shared__ typename Tile<kConfig>::Smem smem;
   const PlanView& plan = *call.params.plan;
   __shared__ int drawn;
+  begin_kernel();
   const auto next = [&](int item) { return next_item(call.params, item, &drawn); };
   for (int i = next(call.params.starts[blockIdx.x].item_begin); i >= 0; i = next(i + 1)) {
     const WorkItem item = plan.items[i];

@@ -3,6 +3,7 @@
 // the counters of arrivals and tickets on the way.
 #pragma once
 #include "host_device/utility_calls.h"
+#include "tile/begin.cuh"
 
 namespace plait {
 
@@ -23,7 +24,8 @@ PLAIT_DEVICE Unit16 load_host(const Unit16* address) {
 #endif
 }
 
-// Any grid. Four loads in flight a thread: the bus has a microsecond of latency.
+// Any grid. Four loads in flight a thread: the bus has a microsecond of latency. The first ones are
+// for memory that no kernel writes, and so need not wait for those before this one.
 PLAIT_DEVICE void upload(const UploadCall& call) {
   const Unit16* from = static_cast<const Unit16*>(call.from);
   Unit16* head = static_cast<Unit16*>(call.head);
@@ -32,13 +34,17 @@ PLAIT_DEVICE void upload(const UploadCall& call) {
   const int num_threads = gridDim.x * blockDim.x;
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
   constexpr int kInFlight = 4;
-  for (int first = thread; first < num_units; first += kInFlight * num_threads) {
-    Unit16 units[kInFlight];
+  Unit16 units[kInFlight];
+  const auto load = [&](int first) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
       const int unit = first + i * num_threads;
       if (unit < num_units) units[i] = load_host(from + unit);
     }
+  };
+  load(thread);
+  begin_kernel();
+  for (int first = thread; first < num_units; first += kInFlight * num_threads) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
       const int unit = first + i * num_threads;
@@ -48,6 +54,7 @@ PLAIT_DEVICE void upload(const UploadCall& call) {
         body[unit - call.head_units] = units[i];
       }
     }
+    load(first + kInFlight * num_threads);
   }
   for (i64 i = thread; i < call.num_counters; i += num_threads) call.counters[i] = 0;
 }

@@ -77,6 +77,7 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("target", [](const Attention& a) { return target_options(a.target()); })
       .def("plan", &plan, "qo_indptr"_a, "tables"_a, "levels"_a, "queries"_a, "stream"_a.none())
       .def_prop_ro("planned_on_device", &Attention::planned_on_device)
+      .def_prop_ro("planned_in_capture", &Attention::planned_in_capture)
       .def("current_plan", [](const Attention& a) { return Plan(a.current_plan()); })
       .def("run", &run, "q"_a, "k"_a, "v"_a.none(), "out"_a, "lse"_a.none(), "sm_scale"_a,
            "k_scale"_a, "v_scale"_a, "stream"_a.none(), "variant_args"_a.none());

@@ -1,4 +1,6 @@
 // Formats, variants, bounds and the configuration of an Attention.
+#include <algorithm>
+
 #include "bindings.h"
 #include "plait/attention.h"
 
@@ -22,11 +24,29 @@ std::string repr(const Bounds& b) {
                 ")");
 }
 
+// What read_cost_model() of cost_model.py returns, or None.
+std::optional<TunedCosts> costs_from(nb::object cost_model) {
+  if (cost_model.is_none()) return std::nullopt;
+  using Entry = std::tuple<std::vector<float>, std::vector<float>, float>;
+  const auto [name, arch, kernels] =
+      nb::cast<std::tuple<std::string, std::string, std::map<std::string, Entry>>>(cost_model);
+  TunedCosts costs{name, arch, {}};
+  for (const auto& [kind, entry] : kernels) {
+    const auto& [fixed_us, us_per_key, merge_us] = entry;
+    KernelCost& cost = costs.kernels[kind];
+    std::copy_n(fixed_us.begin(), std::min<size_t>(fixed_us.size(), 2), cost.fixed_us);
+    std::copy_n(us_per_key.begin(), std::min<size_t>(us_per_key.size(), 2), cost.us_per_key);
+    cost.merge_us = merge_us;
+  }
+  return costs;
+}
+
 AttentionConfig make_config(int num_qo_heads, int num_kv_heads, int head_dim_qk, int head_dim_vo,
                             const std::string& dtype, const std::optional<std::string>& kv_dtype,
                             const KvFormat& kv, const Variant& variant, const Bounds& bounds,
                             std::pair<int, int> device, float sm_scale,
-                            const std::string& scheduler, const std::string& kernel, int max_ctas) {
+                            const std::string& scheduler, const std::string& kernel, int max_ctas,
+                            int chunk_keys, nb::object cost_model) {
   return {num_qo_heads,
           num_kv_heads,
           head_dim_qk,
@@ -40,7 +60,9 @@ AttentionConfig make_config(int num_qo_heads, int num_kv_heads, int head_dim_qk,
           sm_scale,
           parse_scheduler(scheduler),
           kernel,
-          max_ctas};
+          max_ctas,
+          chunk_keys,
+          costs_from(cost_model)};
 }
 
 VariantParam make_param(const std::string& name, const std::string& kind, double value) {
@@ -141,9 +163,11 @@ void bind_config(nb::module_& m) {
   m.def("custom", &custom, "name"_a, "struct_name"_a, "source"_a, "params"_a, "use_softmax"_a);
 
   nb::class_<AttentionConfig>(m, "AttentionConfig");
+  m.attr("INVARIANT_CHUNK") = kInvariantChunk;
   m.def("attention_config", &make_config, nb::kw_only(), "num_qo_heads"_a, "num_kv_heads"_a,
         "head_dim_qk"_a, "head_dim_vo"_a, "dtype"_a, "kv_dtype"_a.none(), "kv"_a, "variant"_a,
-        "bounds"_a, "device"_a, "sm_scale"_a, "scheduler"_a, "kernel"_a, "max_ctas"_a);
+        "bounds"_a, "device"_a, "sm_scale"_a, "scheduler"_a, "kernel"_a, "max_ctas"_a,
+        "chunk_keys"_a, "cost_model"_a.none());
   m.def("workspace_bytes", &workspace_bytes, "config"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -130,6 +130,7 @@ void bind_device(nb::module_& m) {
       .def_ro("median_us", &CudaTiming::median_us)
       .def_ro("min_us", &CudaTiming::min_us)
       .def_ro("max_us", &CudaTiming::max_us)
+      .def_ro("reads_us", &CudaTiming::reads_us)
       .def_ro("num_graphs", &CudaTiming::num_graphs);
   // Other Python threads run while graphs do; `work` and the launches are called with the GIL.
   m.def(

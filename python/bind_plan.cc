@@ -8,6 +8,7 @@
 #include "bindings.h"
 #include "cuda/cost_model.h"
 #include "formats/view.h"
+#include "host_device/shares.h"
 #include "plait/plan.h"
 
 namespace plait::python {
@@ -57,6 +58,7 @@ nb::dict numbers_of(const Plan& plan) {
   out["lists_per_head"] = plan.lists_per_head;
   out["total_keys"] = plan.total_keys;
   out["kv_bytes"] = plan.kv_bytes;
+  out["cost_model"] = plan.cost_model;
   out["causal"] = plan.visible.causal;
   out["window_left"] = plan.visible.window_left;
   out["sink_tokens"] = plan.visible.sink_tokens;
@@ -154,6 +156,11 @@ Plan from_parts(nb::dict numbers, nb::list candidates, nb::dict arrays) {
   plan.lists_per_head = number("lists_per_head");
   plan.total_keys = integer("total_keys", LLONG_MIN, LLONG_MAX);
   plan.kv_bytes = integer("kv_bytes", 0, LLONG_MAX);
+  check(numbers.contains("cost_model") &&
+            nb::try_cast(nb::object(numbers["cost_model"]), plan.cost_model) &&
+            std::all_of(plan.cost_model.begin(), plan.cost_model.end(),
+                        [](char c) { return c >= ' ' && c != '"' && c != '\\'; }),
+        "plan: cost_model is missing, or no plain text");
   plan.visible = {number("causal"), number("window_left"), number("sink_tokens")};
   plan.row_blocks = from_bytes<RowBlock>(arrays, "row_blocks");
   plan.items = from_bytes<WorkItem>(arrays, "items");
@@ -174,6 +181,7 @@ void for_fields(Target& target, Visit visit) {
   visit("num_ctas", target.num_ctas);
   visit("tile_kv", target.tile_kv);
   visit("kv_align", target.kv_align);
+  visit("chunk_keys", target.chunk_keys);
   visit("group_size", target.group_size);
   visit("num_kv_heads", target.num_kv_heads);
   visit("merge_us", target.merge_us);
@@ -185,6 +193,7 @@ void for_fields(Target& target, Visit visit) {
   visit("min_queued_keys", target.min_queued_keys);
   visit("min_keys_for_queue", target.min_keys_for_queue);
   visit("kv_bytes", target.kv_bytes);
+  visit("cost_model", target.cost_model);
 }
 
 PlanTarget target_from(nb::dict options) {
@@ -223,7 +232,8 @@ nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_k
                         int num_kv_heads) {
   check(tile_q.size() == 1 || tile_q.size() == 2, "make_plan: tile_q has ", tile_q.size(),
         " shapes; one or two are taken");
-  const cuda::KernelCost& cost = tile_q.size() == 1 ? cuda::kSm90DecodeCost : cuda::kSm90MixedCost;
+  const bool decode = tile_q.size() == 1;
+  const KernelCost& cost = decode ? cuda::kSm90DecodeCost : cuda::kSm90MixedCost;
   PlanTarget target;
   target.num_ctas = num_ctas;
   target.tile_kv = tile_kv;
@@ -239,6 +249,7 @@ nb::dict default_target(const std::vector<int>& tile_q, int num_ctas, int tile_k
   target.min_queued_keys = cuda::kMinQueuedKeys;
   target.min_keys_for_queue = cuda::kMinKeysForQueue;
   target.kv_bytes = num_kv_heads * 2LL * (128 + 128);
+  target.cost_model = decode ? "shipped, sm90 decode" : "shipped, sm90 mixed";
   target.cache_keys = cuda::kCacheBytes / (2 * (128 + 128));  // 16-bit, head_dim 128
   target.max_partial_rows = static_cast<int>(
       std::min(2LL * num_ctas * *std::max_element(tile_q.begin(), tile_q.end()), 1LL * INT_MAX));
@@ -282,6 +293,9 @@ void bind_plan(nb::module_& m) {
       "plan"_a, "target"_a);
   m.def("default_target", &default_target, "tile_q"_a, "num_ctas"_a, "tile_kv"_a, "group_size"_a,
         "num_kv_heads"_a);
+  // What the model has beside the costs of a target: of two CTAs that share a multiprocessor.
+  m.attr("speed_alone") = kTenthsOfSpeedAlone / 10.0;
+  m.attr("last_join_us") = kLastJoinPs * 1e-6;
   m.attr("row_block_bytes") = sizeof(RowBlock);
   m.attr("work_item_bytes") = sizeof(WorkItem);
   m.attr("item_time_bytes") = sizeof(ItemTime);

@@ -5,6 +5,7 @@
 
 #include "executor.h"
 #include "formats/index_array.h"
+#include "formats/table_refusals.h"
 #include "host_device/convert.h"
 #include "plait/attention.h"
 #include "plait/error.h"
@@ -22,10 +23,6 @@ struct Places {
   TensorView block_table;
 };
 
-void refuse_given(const TensorView& tensor, const char* array, const char* why) {
-  if (tensor.defined()) refuse("append_kv: ", array, " is given, but it has no meaning ", why);
-}
-
 Places take_places(const AppendArgs& args, const Device& device, int64_t num_tokens) {
   const auto take = [&](const TensorView& t, const char* name) {
     return IndexArray(t, {kWhere, name}, device);
@@ -34,17 +31,15 @@ Places take_places(const AppendArgs& args, const Device& device, int64_t num_tok
   Places p;
   p.slots = take(args.slot_mapping, "slot_mapping");
   if (p.slots.given()) {
-    constexpr char kBeside[] = "beside slot_mapping";
-    refuse_given(args.batch_indices, "batch_indices", kBeside);
-    refuse_given(args.positions, "positions", kBeside);
-    refuse_given(t.kv_len, "kv_len", kBeside);
-    refuse_given(t.kv_indptr, "kv_indptr", kBeside);
-    refuse_given(t.kv_begin, "kv_begin", kBeside);
-    refuse_given(t.kv_page_indptr, "kv_page_indptr", kBeside);
-    refuse_given(t.kv_page_indices, "kv_page_indices", kBeside);
-    refuse_given(t.kv_last_page_len, "kv_last_page_len", kBeside);
-    refuse_given(t.block_table, "block_table", kBeside);
-    refuse_given(t.request_map, "request_map", kBeside);
+    using Named = std::pair<const char*, const TensorView&>;
+    for (const auto& [name, tensor] :
+         {Named{"batch_indices", args.batch_indices}, Named{"positions", args.positions},
+          Named{"kv_len", t.kv_len}, Named{"kv_indptr", t.kv_indptr}, Named{"kv_begin", t.kv_begin},
+          Named{"kv_page_indptr", t.kv_page_indptr}, Named{"kv_page_indices", t.kv_page_indices},
+          Named{"kv_last_page_len", t.kv_last_page_len}, Named{"block_table", t.block_table},
+          Named{"request_map", t.request_map}}) {
+      refuse_given(tensor, {kWhere, name}, "it has no meaning beside slot_mapping");
+    }
     p.slots.require_size(num_tokens, "one a token of k_new");
     return p;
   }
@@ -56,40 +51,25 @@ Places take_places(const AppendArgs& args, const Device& device, int64_t num_tok
   }
   p.batch_indices.require_size(num_tokens, "one a token of k_new");
   p.positions.require_size(num_tokens, "one a token of k_new");
+  refuse_unread_tables(t, args.kv, kWhere);
   p.kv_len = take(t.kv_len, "kv_len");
   if (args.kv.kind == KvFormat::kRagged) {
-    constexpr char kRagged[] = "for ragged K and V";
-    refuse_given(t.kv_page_indptr, "kv_page_indptr", kRagged);
-    refuse_given(t.kv_page_indices, "kv_page_indices", kRagged);
-    refuse_given(t.kv_last_page_len, "kv_last_page_len", kRagged);
-    refuse_given(t.block_table, "block_table", kRagged);
-    refuse_given(t.request_map, "request_map", kRagged);
     p.kv_indptr = take(t.kv_indptr, "kv_indptr");
     p.kv_begin = take(t.kv_begin, "kv_begin");
-    if (p.kv_indptr.given()) refuse_given(t.kv_begin, "kv_begin", "beside kv_indptr");
+    if (p.kv_indptr.given()) {
+      refuse_given(t.kv_begin, {kWhere, "kv_begin"}, "it has no meaning beside kv_indptr");
+    }
     if (!p.kv_indptr.given() && !p.kv_begin.given()) {
       refuse("append_kv: kv_indptr is missing; ragged K and V need kv_indptr or kv_begin");
     }
     return p;
   }
-  constexpr char kPaged[] = "for paged K and V";
-  refuse_given(t.kv_indptr, "kv_indptr", kPaged);
-  refuse_given(t.kv_begin, "kv_begin", kPaged);
   if (t.block_table.defined()) {
-    constexpr char kBeside[] = "beside block_table";
-    refuse_given(t.kv_page_indptr, "kv_page_indptr", kBeside);
-    refuse_given(t.kv_page_indices, "kv_page_indices", kBeside);
-    refuse_given(t.kv_last_page_len, "kv_last_page_len", kBeside);
     p.block_table = t.block_table;
-    if (p.block_table.ndim != 2) {
-      refuse("append_kv: block_table is ", describe(p.block_table),
-             "; it must be 2-D: [rows, max blocks]");
-    }
-    check_index_tensor(p.block_table, {kWhere, "block_table"}, device);
+    check_block_table(p.block_table, {kWhere, "block_table"}, device);
     p.request_map = take(t.request_map, "request_map");
     return p;
   }
-  refuse_given(t.request_map, "request_map", "without block_table");
   p.page_indptr = take(t.kv_page_indptr, "kv_page_indptr");
   p.page_indices = take(t.kv_page_indices, "kv_page_indices");
   p.last_page_len = take(t.kv_last_page_len, "kv_last_page_len");

@@ -56,6 +56,7 @@ struct PlannedBatch {
   FormatView view;
   Plan plan;
   bool on_device = false;  // the plan is the device's alone, and nothing here says what it is
+  bool captured = false;   // and made whenever a CUDA graph is replayed
 };
 
 struct Attention::Impl {
@@ -105,14 +106,14 @@ void Attention::plan(const Batch& batch, Stream stream) {
   const int next = impl_->current == 0 ? 1 : 0;
   PlannedBatch& planned = impl_->batches[next];
   if (has_device_lengths(batch)) {
-    impl_->executor->plan_on_device(take_device_lengths(config, batch), stream);
+    planned.captured = impl_->executor->plan_on_device(take_device_lengths(config, batch), stream);
     planned.on_device = true;
     planned.view.num_query_tokens = 0;  // all that run() asks of it
     planned.view.max_block = -1;
     impl_->current = next;
     return;
   }
-  planned.on_device = false;
+  planned.on_device = planned.captured = false;
   make_view(config.kv, config.bounds, batch, config.device, planned.view);
   const bool masked = batch.mask.packed.defined() || batch.mask.bools.defined();
   check(masked || !config.variant.custom_mask(), "plan: variant '", config.variant.name(),
@@ -128,6 +129,10 @@ void Attention::plan(const Batch& batch, Stream stream) {
 
 bool Attention::planned_on_device() const {
   return impl_->current >= 0 && impl_->batches[impl_->current].on_device;
+}
+
+bool Attention::planned_in_capture() const {
+  return impl_->current >= 0 && impl_->batches[impl_->current].captured;
 }
 
 const Plan& Attention::current_plan() const {

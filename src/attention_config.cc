@@ -1,5 +1,7 @@
 #include "attention_config.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "host_device/convert.h"
@@ -45,6 +47,33 @@ void check_bounds(const AttentionConfig& c) {
         " are taken");
 }
 
+void check_costs(const AttentionConfig& c) {
+  check(c.device.type == kCuda, "attention: cost_model is of a GPU, but the device is ",
+        to_string(c.device), "; there the costs are those shipped");
+  const std::string& name = c.tuned_costs->name;
+  check(!name.empty() && std::all_of(name.begin(), name.end(),
+                                     [](unsigned char c) {
+                                       return std::isalnum(c) || c == ' ' || c == '_' || c == '.';
+                                     }),
+        "attention: cost_model is named '", name, "'; a name has letters, digits, spaces, _ and .");
+  for (const auto& [kind, cost] : c.tuned_costs->kernels) {
+    check(kind == "sm90 mixed" || kind == "sm90 wide" || kind == "sm90 decode" || kind == "sm80",
+          "attention: cost_model has a kernel '", kind,
+          "'; known are sm90 mixed, sm90 wide, sm90 decode and sm80");
+    // The planner counts in 64-bit picoseconds.
+    constexpr float kMostUs = 1e6f, kMostUsPerKey = 1e3f;
+    const auto check_us = [&, &kind = kind](const char* name, float us, float most) {
+      check(us >= 0 && us <= most, "attention: cost_model has ", name, " ", us, " of '", kind,
+            "'; taken is 0 ... ", most);
+    };
+    for (int i = 0; i < 2; ++i) {
+      check_us("fixed_us", cost.fixed_us[i], kMostUs);
+      check_us("us_per_key", cost.us_per_key[i], kMostUsPerKey);
+    }
+    check_us("merge_us", cost.merge_us, kMostUs);
+  }
+}
+
 }  // namespace
 
 void check_config(const AttentionConfig& c) {
@@ -65,6 +94,7 @@ void check_config(const AttentionConfig& c) {
   check(c.device.id >= 0, "attention: device.id is ", c.device.id, "; it must be >= 0");
   check(c.device.type != kCpu || c.device.id == 0, "attention: device is cpu:", c.device.id,
         "; there is one cpu, 0");
+  if (c.tuned_costs) check_costs(c);
   check(std::isfinite(c.sm_scale) && c.sm_scale >= 0, "attention: sm_scale is ", c.sm_scale,
         "; it must be finite and > 0 (0: 1 / sqrt(head_dim_qk))");
   // What a CPU takes depends on the machine: cpu::instruction_set_of.
@@ -76,6 +106,9 @@ void check_config(const AttentionConfig& c) {
         "'sm80 128x64x2' and 'sm90 128x144x2'");
   check(c.max_ctas >= 0, "attention: max_ctas is ", c.max_ctas,
         "; it must be >= 0 (0: the whole device)");
+  check(c.chunk_keys == 0 || c.chunk_keys == 512 || c.chunk_keys == 1024 || c.chunk_keys == 2048,
+        "attention: chunk_keys is ", c.chunk_keys,
+        "; it must be 512, 1024 or 2048 keys (0: no invariant mode)");
   check(c.scheduler == Scheduler::kAuto || c.scheduler == Scheduler::kLpt ||
             c.scheduler == Scheduler::kUnsplit || c.scheduler == Scheduler::kPrefixSum,
         "attention: scheduler is ", static_cast<int>(c.scheduler),

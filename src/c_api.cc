@@ -233,6 +233,7 @@ AttentionConfig config_from(const plait_config* given) {
   config.scheduler = kSchedulers[c.scheduler];
   if (c.kernel != nullptr) config.kernel = c.kernel;
   config.max_ctas = c.max_ctas;
+  config.chunk_keys = c.chunk_keys;
   return config;
 }
 

@@ -1,5 +1,6 @@
 // Workspace: memory for partial states, on any device, own or a caller's; and how executors divide
 // it.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -87,10 +88,23 @@ bool Workspace::owns_memory() const { return impl_->owned; }
 int max_partial_rows(const AttentionConfig& config, int num_ctas, int tile_q) {
   // Flat formats: two partial tiles a CTA, however long the batch. Composed: a partial row for each
   // row and level beside them.
-  long long rows = 2LL * num_ctas * tile_q;
+  const long long all_rows =
+      static_cast<long long>(config.bounds.query_tokens) * config.num_qo_heads;
+  long long rows = 2LL * num_ctas * tile_q, states = config.kv.num_levels;
+  if (config.chunk_keys > 0) {
+    // A row for each chunk of what is split; what needs more is split less, or not at all.
+    rows *= 2;
+    states += config.bounds.keys / config.chunk_keys;
+  }
   if (config.kv.num_levels > 1) {
-    rows += static_cast<long long>(config.bounds.query_tokens) * config.num_qo_heads *
-            config.kv.num_levels;
+    // As many as all chunks of all rows, but no memory for bounds that are hardly met at once:
+    // plan() refuses what needs more.
+    constexpr long long kMostChunkRows = 1 << 20;
+    long long of_levels = all_rows * states;
+    if (config.chunk_keys > 0) {
+      of_levels = std::min(of_levels, std::max(all_rows * config.kv.num_levels, kMostChunkRows));
+    }
+    rows += of_levels;
   }
   check(rows <= std::numeric_limits<int>::max(), "attention: bounds.query_tokens ",
         config.bounds.query_tokens, " x num_qo_heads ", config.num_qo_heads, " x ",
@@ -103,11 +117,12 @@ long long kv_bytes(const AttentionConfig& config) {
          bytes_of(config.dtype_kv());
 }
 
-WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo) {
+WorkspaceLayout workspace_layout(int max_partial_rows, int head_dim_vo, long long folds) {
   const long long rows = max_partial_rows;
   WorkspaceLayout layout;
   layout.partial_lse = align(rows * head_dim_vo * static_cast<long long>(sizeof(float)));
-  layout.bytes = layout.partial_lse + align(rows * static_cast<long long>(sizeof(float)));
+  layout.folds = layout.partial_lse + align(rows * static_cast<long long>(sizeof(float)));
+  layout.bytes = layout.folds + align(folds * static_cast<long long>(sizeof(float)));
   return layout;
 }
 

@@ -322,6 +322,7 @@ class Case:
     kv_dtype: str | None = None  # float8_e4m3fn or float8_e5m2, with scales; None: dtype
     k_scale: float = 1.0
     v_scale: float = 1.0
+    invariant: object = False   # True, or keys of a chunk
 
     def __str__(self):
         named = self.lengths if isinstance(self.lengths, str) else "x".join(
@@ -330,7 +331,8 @@ class Case:
         flags = "".join(f"-{n}" for n, on in [
             ("decode", self.decode_only), ("pad", self.padding), ("strided", self.strided),
             ("alloc", not self.given_out), ("lpt", self.scheduler == "lpt"),
-            (f"ctas{self.max_ctas}", self.max_ctas), (f"scale{self.sm_scale}", self.sm_scale),
+            (f"ctas{self.max_ctas}", self.max_ctas),
+            (f"invariant{int(self.invariant)}", self.invariant), (f"scale{self.sm_scale}", self.sm_scale),
             (f"q{self.scale_q}", self.scale_q != 1.5),
             (f"{self.kv_dtype}*{self.k_scale}*{self.v_scale}", self.kv_dtype)] if on)
         variant = self.variant if isinstance(self.variant, str) else "variant"
@@ -499,7 +501,8 @@ def build(case, device_name, kernel="auto", data=None, workspace=None):
                             keys=max([1, case.max_keys, *(kv for _, kv in requests)]),
                             total_pages=max(keys.total_pages, case.max_pages),
                             max_q_len=1 if case.decode_only else 0),
-        scheduler=case.scheduler, kernel=kernel, max_ctas=case.max_ctas, workspace=workspace)
+        scheduler=case.scheduler, kernel=kernel, max_ctas=case.max_ctas, workspace=workspace,
+        invariant=case.invariant)
     args = {name: device.put(x) if isinstance(x, np.ndarray) else x
             for name, x in variant.arguments(heads_qo, d_qk).items()}
     return Built(case, device, attention, plan_args, q, keys, request_keys, variant, args, out, lse)

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from browser import picture, rgb
 from typer.testing import CliRunner
 
-from plait.bench import cpu, figures, gpu, peers, supervise, tiles
+from plait.bench import cpu, figures, gpu, paper, peers, supervise, tiles, worker
 from plait.bench.case_variants import CASE_VARIANTS
 from plait.bench.cases import CASES, GROUPS, Case, draw, select
 from plait.bench.workload import Pools, Workload
@@ -58,16 +59,25 @@ def test_bytes_are_those_that_some_query_needs():
     assert moved == rows + 50 * 2 * (64 + 128) * 2
     _, moved = attention_work([3, 0], [50, 7], **config, dtype="bfloat16", kv_dtype="float8_e4m3fn")
     assert moved == rows + 50 * 2 * (64 + 128)
+    _, moved = attention_work([1, 2, 0], [50, 70, 50], **config, dtype="bfloat16", shared_len=40)
+    assert moved == rows + (50 + 70 - 40) * 2 * (64 + 128) * 2
     _, moved = attention_work([3, 0], [50, 7], **config, dtype="bfloat16", window_left=10)
     assert moved == rows + (10 + 3) * 2 * (64 + 128) * 2
 
 
 def test_the_table_of_cases_is_closed():
-    assert {case.group for case in CASES.values()} == set(GROUPS)
-    for name, case in CASES.items():
+    assert {case.group for case in CASES.values()} == {*GROUPS, "paper"}
+    same = dict(group="", beside=None)
+    for case in paper.cases():  # under one name one case, whatever groups it is in
+        named = CASES[case.name]
+        assert dataclasses.replace(named, **same) == dataclasses.replace(case, **same)
+    assert [c.name for c in select(("paper",)) if c.group != "paper"] != []
+    assert {c.name for c in select(("paper",))} >= {c.name for c in paper.cases()}
+    names = list(CASES)
+    for i, (name, case) in enumerate(CASES.items()):
         assert case.name == name and case.variant in CASE_VARIANTS
         assert len(case.q_len) == len(case.kv_len)
-        assert case.beside is None or CASES[case.beside].beside in (None, "p4_4k")
+        assert case.beside in (None, *names[:i])  # measured before it
     assert set(CASE_VARIANTS) == {case.variant for case in CASES.values()}
     with pytest.raises(ValueError, match="'p4_4k' is no case of decode"):
         select(("decode",), ["p4_4k"])
@@ -132,6 +142,92 @@ def test_a_workload_is_right_and_its_check_bites(variant, page_size):
     assert "a sampled row is off" in workload.check()
 
 
+@pytest.mark.parametrize("how", [
+    dict(shared_len=64), dict(shared_len=64, num_levels=2), dict(num_levels=2),
+    dict(requests_bound=5), dict(scheduler="unsplit"), dict(call="plan")])  # fmt: skip
+def test_a_workload_is_planned_and_run_as_its_case_says(how):
+    case = Case("x", "decode", (1,) * 3, (70, 300, 99), 16, **SMALL, **how)
+    workload = Workload(case)
+    workload.compile()
+    pools = Pools("cpu", [workload])
+    workload.lay_out(pools)
+    workload.prepare()
+    assert workload.check() == "" and workload.plan.num_levels == case.num_levels
+    common = case.shared_len // 16
+    first = [workload.page_indices[i : i + common].tolist() for i in workload.page_indptr[:3]]
+    assert first[0] == first[1] == first[2]
+    assert len(set(workload.page_indices)) == 5 + 19 + 7 - 2 * common == workload.cache[0].shape[0]
+    assert len(workload.out) == max(case.requests_bound, 3)
+    if case.scheduler == "unsplit":
+        assert [c["name"] for c in workload.plan.candidates] == ["unsplit"]
+    if case.call == "plan":
+        none, zero = np.empty(0, np.int32), np.zeros(1, np.int32)
+        workload.attention.plan(
+            qo_indptr=zero, kv_page_indptr=zero, kv_page_indices=none, kv_len=none
+        )
+        workload.run()
+        assert workload.same_bits()
+    if case.padding:
+        workload.out[-2, 1, 0] = 1
+        assert workload.check() == "a padding row is not (0, -inf)"
+
+
+def test_what_stands_beside_a_graph_case_is_a_difference(no_gpu):
+    eager = Case("eager", "graph", (1,), (64,), 16, call="eager", **SMALL)
+    bound = dataclasses.replace(eager, name="bound", call="graph", requests_bound=3, beside="eager")
+    results, _ = measure([eager, bound], [_Fake("peer", 1.0)])
+    assert not any(r.problem or r.wrong for r in results.values())
+    rows = figures.rows(results["bound"], results, TOP)
+    assert {"case": "bound", "metric": "more than eager", "value": -2.5, "unit": "us"} in rows
+    assert "-2.50 us on eager" in figures.line(results["bound"], results, TOP)
+    assert results["eager"].peers == {"peer": "ways to launch stand beside each other"}
+
+
+def _tiny(case):
+    """The case with a 64th of its requests' keys, and half as many heads."""
+    lengths = [tuple(max(n // 64, 1) for n in x) for x in (case.q_len, case.kv_len)]
+    return dataclasses.replace(
+        case, q_len=lengths[0], kv_len=lengths[1], shared_len=case.shared_len // 64 // 16 * 16,
+        num_qo_heads=case.num_qo_heads // 4, num_kv_heads=2, head_dim=32, head_dim_vo=32,
+    )  # fmt: skip
+
+
+def test_the_figures_of_the_paper(no_gpu, tmp_path):
+    """Every case of them on the CPU, shrunk; what they judge; their page."""
+    results, _ = measure([_tiny(case) for case in paper.cases()], [_Fake("peer", 150.0)])
+    assert not any(r.problem or r.wrong for r in results.values())
+    for i, r in enumerate(results.values()):
+        r.us = 10.0 + i
+    everything = paper.figures()
+    assert {figure.mechanism for figure in everything} == {
+        "scheduler", "balance", "shared prefix", "loader"}  # fmt: skip
+    for figure in everything:
+        rows = paper.rows(figure, results)
+        assert len(rows) == len(figure.rows) * len(figure.judged)
+        for row in rows:
+            ours, other = results[row["case"]], results[row["metric"].split(" beside ")[1]]
+            want = ours.flops / ours.us / (other.flops / other.us)
+            assert row["metric"].startswith(figure.mechanism + ": ")
+            assert row["value"] == pytest.approx(want, abs=1e-4)
+        columns, lines = paper.lines(figure, results)
+        assert columns[-1] == ">peer" and all(len(line) == len(columns) for line in lines)
+
+    pytest.importorskip("jinja2")
+    from plait.html.paper import BACKGROUND, COLOURS, PEER, paper_page
+
+    run = supervise.Run(top=TOP, results=results)
+    page = paper_page(everything, run, "a GPU")
+    bars = sum(len(in_row) for figure in everything for in_row in figure.rows.values())
+    peers_drawn = sum(len(figure.rows) for figure in everything)
+    assert page.count("<rect") == bars + peers_drawn and "Algorithm 1" in page
+    assert page.count('class="ceiling"') == len(everything)
+    drawn = set(map(tuple, picture(page, tmp_path, 900).reshape(-1, 3).tolist()))
+    assert drawn >= {tuple(rgb(c)) for c in (BACKGROUND, PEER, *COLOURS)}
+    # Nothing was measured: a page that says so by having no figure.
+    empty = paper_page(everything, supervise.Run(), "a GPU")
+    assert "<rect" not in empty and "Scheduler" not in empty
+
+
 class _Fake(peers.Peer):
     """A peer that answers with `outcome`: us, or an error."""
 
@@ -157,13 +253,21 @@ def no_gpu(monkeypatch):
         return type("Timing", (), {"median_us": 100.0})
 
     monkeypatch.setattr(gpu, "time_plait", timed)
+    monkeypatch.setattr(gpu, "time_eager", lambda *a: SimpleNamespace(median_us=102.5))
     monkeypatch.setattr(gpu, "ceilings", lambda *a, **k: TOP)
 
 
 def measure(cases, others=()):
-    """(results by name, names of events)."""
+    """(results by name, names of events). Events go through the worker's text, as in a run."""
     events = []
-    gpu.measure(cases, lambda kind, **more: events.append((kind, more)), device="cpu", peers=others)
+
+    def emit(kind, **more):
+        events.append((kind, more))
+        if "result" in more:
+            fields = json.loads(worker.line(kind, **more))["result"]
+            assert gpu.Result(**fields | {"case": more["result"].case}) == more["result"]
+
+    gpu.measure(cases, emit, device="cpu", peers=others)
     results = [more["result"] for kind, more in events if kind == "result"]
     assert [r.case for r in results] == list(cases)
     return {r.case.name: r for r in results}, [kind for kind, _ in events]
@@ -268,7 +372,7 @@ def supervised(dies="", hangs="", loses="", build="", limit=None, others=(), pat
         report=lambda run, result: reported.append(result.case.name),
         worker=[sys.executable, "-c", text],
     )  # fmt: skip
-    assert sorted(reported) == sorted(c.name for c in select(("decode",))) and len(run.results) == 9
+    assert sorted(reported) == sorted(c.name for c in select(("decode",))) and len(run.results) == 13
     return run, {name: r.problem for name, r in run.results.items() if r.problem}
 
 
@@ -313,6 +417,25 @@ def test_the_command_says_each_case_as_it_comes(monkeypatch):
     assert lines[-1] == "ceiling: bf16 GEMM 8192^3: 1000 TFLOP/s"
 
 
+def test_the_command_says_what_the_paper_judges(monkeypatch, tmp_path):
+    pytest.importorskip("jinja2")
+    text = _WORKER.replace("HANGS", "").replace("BUILD", "").replace("PATIENCE", "30")
+    text = text.replace("DIES", "").replace("LOSES", "")
+    monkeypatch.setattr(supervise, "_WORKER", [sys.executable, "-c", text])
+    monkeypatch.setattr(command, "_plait", type("", (), {"describe_gpu": lambda device: "a GPU"}))
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["bench", "paper", "--html", str(page), "--json"])
+    rows = json.loads(done.stdout)
+    judged = {"case": "s64_8k_256", "metric": "shared prefix: FLOP/s beside s64_8k_256_flat",
+              "value": 1.0, "unit": "x"}  # fmt: skip
+    assert done.exit_code == 0 and judged in rows
+    assert page.read_text().count("<svg") == len(paper.figures())
+    text = CliRunner().invoke(app, ["bench", "paper"]).stdout
+    assert "Scheduler, decode: us and TB/s, ratios of FLOP/s" in text and "composed /" in text
+    refused = CliRunner().invoke(app, ["bench", "decode", "--html", str(page)])
+    assert refused.exit_code == 2 and "--html goes with paper, not with decode" in refused.output
+
+
 def test_the_worker_speaks_as_the_supervisor_listens(tmp_path):
     """The real one, whose first call of CUDA fails where there is no GPU."""
     (case,) = select(("mixed",))
@@ -335,6 +458,11 @@ def test_peers_refuse_what_they_do_not_take():
     assert refuses(peers.FlashInferFa3, CASES["spec32_8_4k_mask"])
     assert not refuses(peers.FlashInferFa2, CASES["spec32_8_4k_mask"])
     assert refuses(peers.FlashAttention3, CASES["p4_4k_rope"])
+    assert refuses(peers.FlashInferCascade, CASES["s64_8k_256_flat"])
+    assert refuses(peers.FlashInferCascade, CASES["d64_4k_composed"])
+    assert not refuses(peers.FlashInferCascade, CASES["s64_8k_256"])
+    assert refuses(peers.FlashInferDecode, CASES["s64_8k_256"])
+    assert not refuses(peers.FlashInferDecode, CASES["s64_8k_256_flat"])
 
 
 def test_absent_peers_are_named():
@@ -373,3 +501,29 @@ def test_a_peer_that_differs_is_not_timed(monkeypatch):
     out[3, 1] *= 1.1  # one row of one head
     with pytest.raises(peers.Differs, match="output differs from ours by 0.1 of a row's norm"):
         peer.time(workload, 0.1)
+
+
+def test_layers_have_caches_of_their_own(monkeypatch):
+    """Timed by running once; rows are compared as on a GPU."""
+    from plait.bench import layers
+
+    timing = type("Timing", (), {"median_us": 5.0})
+
+    def time_graphs(device, both, reads, how):
+        both(None)
+        reads(None)
+        return timing
+
+    reader = SimpleNamespace(MemoryReader=lambda *_: lambda stream: None, time_graphs=time_graphs)
+    monkeypatch.setattr(layers, "_plait", reader)
+    monkeypatch.setattr(layers, "parse_device", lambda device: (2, 0))
+    monkeypatch.setattr(layers, "time_plait", lambda device, work, *a, **k: work(None) or timing)
+    small = dataclasses.replace(CASES["d16_const1k"], q_len=(1,) * 3, kv_len=(40, 1, 17))
+    monkeypatch.setattr(layers, "CASES", {small.name: small})
+    rows = layers.layers("cpu", cases=[small.name])
+    assert len(rows) == 9 and all(r["value"] == 5 for r in rows)
+    model = layers._Model(small, "cpu")
+    model.check()
+    model.layers[7][1][0, 0, 0] ^= 1
+    with pytest.raises(RuntimeError, match="d16_const1k: rows changed"):
+        model.check()

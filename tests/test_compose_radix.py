@@ -70,7 +70,7 @@ def random_tree(rng, depth, num_requests, page_size=16, most_pages=6, most_q=1):
 
 
 def build(tree, format, variant, device_name, kernel="auto", dtype="float32", num_levels=4, group_size=4,
-          seed=0, flat=False, **compose):
+          seed=0, flat=False, invariant=False, **compose):
     """The tree's batch with an Attention of composed or of flat format, as the harness runs it."""
     device, rng = device_of(device_name), np.random.default_rng(seed)
     format = FORMATS[format] if isinstance(format, str) else format
@@ -98,7 +98,7 @@ def build(tree, format, variant, device_name, kernel="auto", dtype="float32", nu
     attention = plait.Attention(
         num_qo_heads=heads_kv * group_size, num_kv_heads=heads_kv, head_dim=dim, dtype=dtype,
         kv=kv if flat else plait.ComposedKv(kv, num_levels), device=device.name, kernel=kernel,
-        variant=variant.make(),
+        variant=variant.make(), invariant=invariant,
         bounds=plait.Bounds(requests=max(len(lengths), 1), query_tokens=max(total, 1),
                             keys=max([1, *(n for _, n in lengths)])))
     plan_args = {"qo_indptr": np.cumsum([0, *tree.q_len], dtype=np.int32)}
@@ -174,6 +174,23 @@ def test_composed_is_the_flat_batch(variant, depth, format, most_q, dtype, devic
     out, flat_out = (reference.from_storage(x, dtype) for x in (out, flat_out))
     compare("out", out, flat_out, 3e-2 if dtype == "bfloat16" else 2e-5)
     compare("lse", lse, flat_lse, 1e-4)
+
+
+@pytest.mark.parametrize("variant", ["causal", "causal_soft_cap", "alibi"])
+def test_invariant_composed_has_the_bits_of_flat(variant, device, kernel):
+    """Prefixes of no whole number of chunks, over decodes and short extends, at two depths."""
+    keys = [1600, 560, 48, *[35] * 12]  # to 1600, to 2160 and to 1648, and those of requests
+    parent = [-1, 0, 0, *[1, 1, 1, 2, 0, 1, 2, 1, 0, 1, 1, 1]]
+    tree = Tree(parent, keys, list(range(3, 15)), [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 1, 1])
+    args = (tree, "csr_p16", variant, device, kernel, "bfloat16")
+    built = build(*args, num_levels=3, invariant=512)
+    plan, out, lse = execute(built)
+    compare_with_reference(built, out, lse)
+    shared = plan.nodes[plan.nodes["level"] >= 0]
+    assert shared.size and (shared["keys_shared"] % 512 == 0).all()
+    _, flat_out, flat_lse = execute(build(*args, invariant=512, flat=True))
+    np.testing.assert_array_equal(out.view(np.uint16), flat_out.view(np.uint16))
+    np.testing.assert_array_equal(lse.view(np.uint32), flat_lse.view(np.uint32))
 
 
 def check_explained(plan, group_size):

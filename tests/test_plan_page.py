@@ -1,11 +1,7 @@
 """The page of a plan (`plait plan --html`): what it says is the plan, and a browser draws it."""
 
-import importlib.util
-import os
 import re
 import sys
-import shutil
-import subprocess
 from collections import defaultdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,9 +10,8 @@ import numpy as np
 import pytest
 
 import plait
+from browser import picture, rgb
 from plait.html.plan import BACKGROUND, FRAME, PlanPage, colours, merges_of
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")
 
 
 def make(q_lens, kv_lens, group_size=4, num_kv_heads=8, **options):
@@ -211,32 +206,6 @@ def test_refusals(monkeypatch):
 def big_plan():
     lens = [int(600 * (1 + i * 7919 % 4096 / 4096) ** 4) for i in range(4096)]
     return make([1] * 4096, lens, num_ctas=264)
-
-
-def picture(page, folder, height):
-    """The page as an array [height, 1400, 3] of bytes."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    missing = []
-    if browser is None:
-        missing.append(f"no browser: none of {', '.join(BROWSERS)} is on the PATH")
-    if importlib.util.find_spec("PIL") is None:
-        missing.append("no Pillow to read its picture")
-    if missing:
-        missing = "; ".join(missing)
-        pytest.fail(missing) if os.environ.get("PLAIT_TEST_STRICT") == "1" else pytest.skip(missing)
-    from PIL import Image
-
-    (folder / "page.html").write_text(page, encoding="utf-8")
-    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                    "--disable-dev-shm-usage", "--force-device-scale-factor=1", f"--user-data-dir={folder}/profile",
-                    f"--window-size=1400,{height}", f"--screenshot={folder}/page.png",
-                    (folder / "page.html").as_uri()],
-                   check=True, capture_output=True, timeout=120)
-    return np.array(Image.open(folder / "page.png").convert("RGB"))
-
-
-def rgb(colour):
-    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
 
 
 @pytest.mark.parametrize("which", ["mixed", "big"])

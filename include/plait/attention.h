@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plait/kernel_cost.h"
 #include "plait/kv_format.h"
 #include "plait/plan.h"
 #include "plait/tensor.h"
@@ -28,6 +29,10 @@ struct Bounds {
   bool operator==(const Bounds&) const = default;
 };
 
+// Keys of a chunk in invariant mode. Shorter ones balance few long requests better, and each costs
+// a fold and a load of Q: docs/invariant.md has the figures of 512, 1024 and 2048.
+inline constexpr int kInvariantChunk = 2048;
+
 struct AttentionConfig {
   int num_qo_heads = 0, num_kv_heads = 0;
   int head_dim_qk = 0, head_dim_vo = 0;   // multiples of 8 up to 256
@@ -47,6 +52,11 @@ struct AttentionConfig {
                                           //   also "cpu x86-64-v4", "cpu x86-64-v3" and "cpu
                                           //   baseline", where the machine has these instructions
   int max_ctas = 0;                       // 0: the whole device
+  int chunk_keys = 0;                     // invariant mode, in chunks of so many keys: 512, 1024
+                                          //   or 2048 (kInvariantChunk). A row's bits then depend
+                                          //   on its own query and keys alone (docs/invariant.md).
+                                          //   0: off
+  std::optional<TunedCosts> tuned_costs;  // cuda: in place of those shipped
   Dtype dtype_kv() const { return kv_dtype.value_or(dtype); }
 };
 
@@ -84,7 +94,9 @@ struct RunArgs {
   std::vector<VariantArg> variant_args;
 };
 
-// Not to be used by two threads at once: plan() and run() refuse that. Different ones may.
+// Not to be used by two threads at once: plan() and run() refuse that. Different ones may. On the
+// device calls follow each other as their streams do: whoever gives the calls of one Attention, or
+// runs that share a Workspace, to several streams makes these wait for each other.
 class Attention {
  public:
   // Compiles and loads the kernels. `workspace` may be shared; null: one of its own. Throws
@@ -104,7 +116,10 @@ class Attention {
   // and which plans the lengths that it finds when it runs, as Scheduler::kPrefixSum would on the
   // host; the first such call loads that kernel and allocates its memory.
   void plan(const Batch& batch, Stream stream = nullptr);
+  // What plan() is given on the device is read there: by the planner or by each run, in a graph
+  // whenever it is replayed.
   bool planned_on_device() const;    // of the last call of plan(): replays are not known here
+  bool planned_in_capture() const;   // likewise: on the device, by a CUDA graph
   const Plan& current_plan() const;  // throws ArgumentError if it is the device's
   // Once a layer, any number of times a plan. Only launches; can be captured in a CUDA graph, which
   // then serves every later plan within the bounds. A replay knows the tensors of the capture: of a

@@ -100,6 +100,9 @@ typedef struct plait_config {
   const char* kernel;                      /* NULL: "auto" (default) */
   int32_t scheduler;
   int32_t max_ctas;                        /* 0: the whole device (default) */
+  int32_t chunk_keys;                      /* invariant mode, in chunks of so many keys: 512, 1024
+                                            * or 2048; a row's bits then depend on its own query
+                                            * and keys alone. 0: off (default) */
   /* Memory for partial states: NULL: allocated. Else 256-byte aligned, on the device, and alive as
    * long as the attention; plait_workspace_bytes() says how much. */
   void* workspace;

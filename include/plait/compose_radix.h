@@ -69,9 +69,11 @@ struct RadixOptions {
   int max_levels = 0;
 };
 
-// qo_indptr [n + 1]: queries of each request. Throws ArgumentError naming array, place and value:
-// for what plan() refuses of tables, parents that are no node or form a ring, nodes that take more
-// levels than there are because they can be joined with nothing.
+// qo_indptr [n + 1]: queries of each request. In invariant mode (target.chunk_keys) levels end at
+// whole chunks: what requests have in common is shared up to the last one. Throws ArgumentError
+// naming array, place and value: for what plan() refuses of tables, parents that are no node or
+// form a ring, nodes that take more levels than there are because they can be joined with nothing;
+// in invariant mode, for such nodes that end inside a chunk.
 ComposedLevels compose_radix(const RadixTree& tree, const TensorView& qo_indptr,
                              const RadixOptions& options);
 ComposedLevels compose_radix(const BlockHashes& hashes, const TensorView& qo_indptr,

@@ -18,6 +18,7 @@ struct CudaTimingOptions {
 };
 struct CudaTiming {
   double median_us = 0, min_us = 0, max_us = 0;  // of one call, over the graphs
+  double reads_us = 0;  // median of the reads before one call; 0: there are none
   int num_graphs = 0, calls_a_graph = 0;
 };
 // A kernel that reads its own memory of `bytes` and keeps nothing; 0: three times the L2.

@@ -5,19 +5,20 @@ namespace plait {
 
 struct NodeChoice {
   enum Why {
-    kPays,        // shared: reading its keys once saves more than writing and joining states costs
-    kDoesNotPay,  // flat: it does not
-    kTooDeep,     // flat: other nodes above or below it save more, and levels are few
-    kCannotJoin,  // shared: its last page is not full, or (ragged) its keys are not in front of
-                  //   those below it, so that no list can hold both
-    kGiven,       // levels that nobody weighed
+    kPays,         // shared: reading its keys once saves more than writing and joining states costs
+    kDoesNotPay,   // flat: it does not
+    kTooDeep,      // flat: other nodes above or below it save more, and levels are few
+    kCannotJoin,   // shared: its last page is not full, or (ragged) its keys are not in front of
+                   //   those below it, so that no list can hold both
+    kGiven,        // levels that nobody weighed
+    kInsideChunk,  // flat: no chunk of invariant mode ends in it
   };
   int node = 0, parent = -1;  // -1: at the root. Of block hashes: in the order of their finding
   int level = -1;             // -1: flat, its keys are read with those below it
   int num_requests = 0;       // under it: with queries, but fewer than fill a tile by themselves
   int num_rows = 0;           // packed rows of these
   int num_tiles = 0, tile_q = 0;  // that the rows take, and the rows that the first of them holds
-  int kv_len = 0;                 // its own keys
+  int kv_len = 0;                 // its own keys; in invariant mode, up to the last whole chunk
   int why = kPays;
   int padding = 0;
   long long keys_shared = 0;    // shared: its own and those of flat nodes right above it

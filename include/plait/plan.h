@@ -33,6 +33,8 @@ struct PlanTarget {
   int num_ctas = 1;
   int tile_kv = 64;             // pieces are multiples of it, but the last of a head
   int kv_align = 0;             // a window's keys begin at a multiple of it; 0: of tile_kv
+  int chunk_keys = 0;           // invariant mode: cuts fall on multiples of this instead, and parts
+                                //   of a head are an item for each; 0: off. A multiple of tile_kv
   int group_size = 1, num_kv_heads = 1;
   int num_shapes = 1;
   ShapeModel shapes[2];         // descending tile_q
@@ -46,6 +48,7 @@ struct PlanTarget {
   int min_queued_keys = 0;      // no piece of those is shorter, but where a head ends
   int min_keys_for_queue = 0;   // of the batch, heads times keys a CTA: with less there is no queue
   long long kv_bytes = 0;       // of a key and its value, all heads; for explain(). 0: unknown
+  std::string cost_model = "given";  // where the costs come from; part of the plan
 };
 
 enum class Scheduler {
@@ -77,6 +80,7 @@ struct Plan {
   long long total_keys = 0;                // sum over requests of the keys planned, visible or not
   Visibility visible;
   long long kv_bytes = 0;                  // PlanTarget::kv_bytes
+  std::string cost_model;                  // PlanTarget::cost_model
   std::vector<NodeChoice> nodes;           // what compose_radix() decided; empty: not its levels
   // What executors read: see plan_data.h.
   std::vector<RowBlock> row_blocks;

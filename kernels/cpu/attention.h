@@ -6,6 +6,7 @@
 #include "cpu/call.h"
 #include "cpu/matmul.h"
 #include "host_device/convert.h"
+#include "host_device/fold.h"
 #include "host_device/kv_address.h"
 #include "host_device/mask_bits.h"
 #include "host_device/row.h"
@@ -51,7 +52,7 @@ struct Attention {
   const PlanView& plan;
   const typename V::Params& variant;
   const Dtype dtype;
-  const int dim_qk, dim_vo, pitch_qk, pitch_vo;
+  const int dim_qk, dim_vo, pitch_qk, pitch_vo, chunk_keys;
   Scratch scratch;
 
   explicit Attention(const Call& call)
@@ -62,7 +63,8 @@ struct Attention {
         dim_qk(kConfig.head_dim_qk ? kConfig.head_dim_qk : call.head_dim_qk),
         dim_vo(kConfig.head_dim_vo ? kConfig.head_dim_vo : call.head_dim_vo),
         pitch_qk(padded_dim(dim_qk)),
-        pitch_vo(padded_dim(dim_vo)) {
+        pitch_vo(padded_dim(dim_vo)),
+        chunk_keys(call.chunk_keys) {
     divide_scratch(call.scratch, dim_qk, dim_vo, scratch);
   }
 
@@ -78,6 +80,8 @@ struct Attention {
   int ahead_head;
   int row_token[kManyRows], row_group_head[kManyRows];
   int row_request[kManyRows], row_position[kManyRows];
+
+  FoldedState folded_state[kManyRows];  // invariant mode
 
   // First row of a pass's head in scratch: q, out and state.
   int slot(int pass_head) const { return pass_head * padded_rows(); }
@@ -139,6 +143,38 @@ struct Attention {
       scratch.max_logit[slot(pass_head) + r] = kNegInf;
       scratch.sum[slot(pass_head) + r] = 0.0f;
     }
+  }
+
+  // Invariant mode: the keys from `next` on up to a multiple of kTileKv, each in the column that
+  // belongs to its position. Columns of keys that no row sees are masked, and read some other key.
+  int find_aligned_keys(int next, KeyTile& tile) const {
+    const BlockTable& table = plan.tables[block->level];
+    const bool affine = table.indices == nullptr;
+    const Visibility& v = params.visible;
+    const int window_begin = v.window_left < 0 ? 0 : item->min_position - v.window_left;
+    const auto hidden = [&](int key) {
+      const int position = block->kv_pos_begin + key;
+      return position >= v.sink_tokens && position < window_begin;
+    };
+    tile.num_keys = 0;
+    if (next < range.end && hidden(next)) next = window_begin - block->kv_pos_begin;
+    if (next >= range.end) return next;
+    const int begin = next / kTileKv * kTileKv, end = min(begin + kTileKv, range.end);
+    bool all = true;
+    for (int key = begin; key < end; ++key) {
+      const bool seen = key >= next && !hidden(key);
+      const KeySlot slot = key_slot(table, first_entry, params.block_size, seen ? key : next);
+      tile.position[key - begin] = block->kv_pos_begin + key;
+      tile.k_offset[key - begin] = key_offset(params.k_stride, slot, 0, affine);
+      tile.v_offset[key - begin] = key_offset(params.v_stride, slot, 0, affine);
+      all &= seen;
+    }
+    tile.num_keys = end - begin;
+    tile.visibility =
+        all ? tile_visibility(v, item->min_position, item->max_position, tile.position[0],
+                              tile.position[end - begin - 1], item->mask_begin)
+            : TileVisibility::kPartial;
+    return end;
   }
 
   // Fills `tile` with the next visible keys from list position `next` on; returns where to go on.
@@ -379,17 +415,58 @@ struct Attention {
     return sum == 0.0f ? kNegInf : max_logit + log2(sum) * kLn2;
   }
 
+  // ---- Invariant mode: the output of pass head 0 is that of a chunk; it is folded into `folded`.
+  // No copies of this in its callers, which a compiler might contract each in its way.
+  __attribute__((noinline)) static void fold_row(FoldedState& state, float lse, const float* chunk,
+                                                 int dim, float* out) {
+    const FoldFactors factors = kUseSoftmax ? fold(state, lse) : FoldFactors{1.0f, 1.0f};
+    for (int d = 0; d < dim; ++d) {
+      out[d] = kUseSoftmax ? fold(factors, out[d], chunk[d]) : out[d] + chunk[d];
+    }
+  }
+  void start_folds() {
+    for (int r = 0; r < num_rows; ++r) folded_state[r] = {};
+    __builtin_memset(scratch.folded, 0, num_rows * pitch_vo * sizeof(float));
+  }
+  // And clears it for the next chunk.
+  void fold_chunk() {
+    for (int r = 0; r < num_rows; ++r) {
+      float* out = out_of(0) + r * pitch_vo;
+      float &max_logit = scratch.max_logit[r], &sum = scratch.sum[r];
+      if constexpr (kUseSoftmax) {
+        const float inverse = 1.0f / sum;
+        for (int d = 0; d < dim_vo; ++d) out[d] = sum == 0.0f ? 0.0f : out[d] * inverse;
+      }
+      fold_row(folded_state[r], natural_lse(max_logit * factor(), sum), out, dim_vo,
+               scratch.folded + r * pitch_vo);
+      __builtin_memset(out, 0, dim_vo * sizeof(float));
+      max_logit = kNegInf;
+      sum = 0.0f;
+    }
+  }
+  // Whether `after`, of the next keys, is of another chunk.
+  bool ends_chunk(const KeyTile& tile, const KeyTile& after) const {
+    return after.num_keys == 0 || after.position[0] / chunk_keys != tile.position[0] / chunk_keys;
+  }
+
   void store_rows(int kv_head, int pass_head) const {
     for (int r = 0; r < num_rows; ++r) {
       float* out = out_of(pass_head) + r * pitch_vo;
       const float max_logit = scratch.max_logit[slot(pass_head) + r];
-      const float sum = scratch.sum[slot(pass_head) + r];
+      const float sum = chunk_keys > 0 ? folded_state[r].sum : scratch.sum[slot(pass_head) + r];
       const bool empty = kUseSoftmax && sum == 0.0f;
-      if constexpr (kUseSoftmax) {
-        const float inverse = empty ? 0.0f : 1.0f / sum;
-        for (int d = 0; d < dim_vo; ++d) out[d] = empty ? 0.0f : out[d] * inverse;
+      float lse;
+      if (chunk_keys > 0) {
+        const float scale = kUseSoftmax ? fold_scale(folded_state[r]) : 1.0f;
+        for (int d = 0; d < dim_vo; ++d) out[d] = folded(scratch.folded[r * pitch_vo + d], scale);
+        lse = fold_lse(folded_state[r]);
+      } else {
+        if constexpr (kUseSoftmax) {
+          const float inverse = empty ? 0.0f : 1.0f / sum;
+          for (int d = 0; d < dim_vo; ++d) out[d] = empty ? 0.0f : out[d] * inverse;
+        }
+        lse = natural_lse(max_logit * factor(), sum);
       }
-      const float lse = natural_lse(max_logit * factor(), sum);
       if (item->partial_row < 0) {
         store_row(row_token[r], kv_head * params.group_size + row_group_head[r], out, empty, lse);
       } else {
@@ -405,10 +482,14 @@ struct Attention {
   void attend_pass(int head, int num_heads) {
     for (int h = 0; h < num_heads; ++h) load_queries(head + h, h);
     KeyTile tiles[2];
-    int next_key = find_keys(range.begin, tiles[0]);
+    const auto find = [&](int next, KeyTile& tile) {
+      return chunk_keys > 0 ? find_aligned_keys(next, tile) : find_keys(next, tile);
+    };
+    if (chunk_keys > 0) start_folds();
+    int next_key = find(range.begin, tiles[0]);
     for (int t = 0; tiles[t].num_keys > 0; t = 1 - t) {
       const KeyTile &tile = tiles[t], &following = tiles[1 - t];
-      next_key = find_keys(next_key, tiles[1 - t]);
+      next_key = find(next_key, tiles[1 - t]);
       for (int h = 0; h < num_heads; ++h) {
         // Read next: the next head of the same keys; after the last one, the next keys.
         const bool next_is_tile = h + 1 == num_heads && following.num_keys >= tile.num_keys;
@@ -418,6 +499,7 @@ struct Attention {
         make_weights(head + h, h, tile);
         multiply_values(head + h, h, tile);
       }
+      if (chunk_keys > 0 && ends_chunk(tile, following)) fold_chunk();
     }
     for (int h = 0; h < num_heads; ++h) store_rows(head + h, h);
   }
@@ -426,7 +508,7 @@ struct Attention {
     item = &plan.items[index];
     block = &plan.row_blocks[item->row_block];
     num_rows = item->num_rows;
-    few_rows = num_rows <= kFewRows;
+    few_rows = num_rows <= kFewRows && chunk_keys == 0;  // else a row has other sums among others
     find_rows();
     key_request = request_of_keys(plan, *block);
     range = visible_keys(params.visible, item->min_position, item->max_position,
@@ -442,6 +524,19 @@ struct Attention {
   // ---- Merge: joins the partial rows of the i-th query head of a list, in the list's order.
   void merge_row(int list, int i, int qo_head) const {
     float out[256] = {};
+    const int token = list / (params.num_kv_heads * plan.lists_per_head);
+    if (chunk_keys > 0) {
+      FoldedState state;
+      for (int s = plan.merge_indptr[list]; s < plan.merge_indptr[list + 1]; ++s) {
+        const i64 row = plan.merge_sources[s] + i;
+        fold_row(state, kUseSoftmax ? params.partial_lse[row] : 0.0f,
+                 params.partial_out + row * dim_vo, dim_vo, out);
+      }
+      const float scale = kUseSoftmax ? fold_scale(state) : 1.0f;
+      for (int d = 0; d < dim_vo; ++d) out[d] = folded(out[d], scale);
+      store_row(token, qo_head, out, kUseSoftmax && state.sum == 0.0f, fold_lse(state));
+      return;
+    }
     SoftmaxState state;
     for (int s = plan.merge_indptr[list]; s < plan.merge_indptr[list + 1]; ++s) {
       const i64 row = plan.merge_sources[s] + i;
@@ -458,7 +553,6 @@ struct Attention {
       const float inverse = 1.0f / state.sum;
       for (int d = 0; d < dim_vo; ++d) out[d] *= inverse;
     }
-    const int token = list / (params.num_kv_heads * plan.lists_per_head);
     store_row(token, qo_head, out, empty, natural_lse(state.max_logit * kLn2, state.sum));
   }
 };

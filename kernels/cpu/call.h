@@ -39,6 +39,7 @@ struct Call {
   Phase phase;
   int index;            // kAttend: item; kMerge: merge list
   int head, num_heads;  // kAttend: the kv heads of it to do; kMerge: its query heads
+  int chunk_keys = 0;   // invariant mode (host_device/fold.h); 0: off
 };
 using Function = void (*)(const Call&);
 
@@ -52,6 +53,7 @@ struct Scratch {
   float* rescale;          // [kManyRows]
   float *k, *v;            // [kTileKv, padded_dim], float32 copies
   float* k_transposed;     // [padded_dim, kTileKv]
+  float* folded;           // [kManyRows, padded_dim]: invariant mode, output between chunks
 };
 PLAIT_HD float* take(float*& free, int count) {
   float* taken = free;
@@ -72,12 +74,13 @@ PLAIT_HD float* divide_scratch(float* base, int head_dim_qk, int head_dim_vo, Sc
   s.k = take(free, kTileKv * dim_qk);
   s.v = take(free, kTileKv * dim_vo);
   s.k_transposed = take(free, dim_qk * kTileKv);
+  s.folded = take(free, kManyRows * dim_vo);
   return free;
 }
 PLAIT_HD int scratch_floats(int head_dim_qk, int head_dim_vo) {
   const int dim_qk = padded_dim(head_dim_qk), dim_vo = padded_dim(head_dim_vo);
   return kRowSlots * (dim_qk + dim_vo + 2) + kManyRows * (kTileKv + 1) +
-         kTileKv * (2 * dim_qk + dim_vo);
+         kTileKv * (2 * dim_qk + dim_vo) + kManyRows * dim_vo;
 }
 
 }  // namespace plait::cpu

@@ -6,8 +6,10 @@
 
 #if defined(__CUDACC__)
 #define PLAIT_HD __host__ __device__ __forceinline__
+#define PLAIT_HD_CALLED __host__ __device__ __noinline__
 #define PLAIT_DEVICE __device__ __forceinline__
 #else
+#define PLAIT_HD_CALLED inline
 #define PLAIT_HD inline __attribute__((always_inline))
 #endif
 

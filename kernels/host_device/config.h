@@ -26,17 +26,19 @@ struct KernelConfig {
   int head_dim_qk, head_dim_vo;
   Loader loader;
   int tile_kv;
-  int num_stages;                // of the KV ring; 0 where there is none
-  int num_q_stages;              // buffers of Q; likewise
-  int num_consumer_warpgroups;   // 0 for kernels without warp specialisation
+  int num_stages;               // of the KV ring; 0 where there is none
+  int num_q_stages;             // buffers of Q; likewise
+  int num_consumer_warpgroups;  // 0 for kernels without warp specialisation
   int producer_registers, consumer_registers;
   int ctas_per_sm;
   int num_shapes;
   TileShape shapes[2];
-  int num_warps = 0;             // of the sm80 template, where all warps do all; 0 elsewhere
-  int num_landing_stages = 0;    // sm90, fp8 K and V: of the ring that they are copied into
-  int num_wide_tiles = 0;        // sm80, fp8: 1, which K and V in turn become, where a transform
-                                 //   rewrites rows; 0: they become 16-bit numbers in registers
+  int num_warps = 0;           // of the sm80 template, where all warps do all; 0 elsewhere
+  int num_landing_stages = 0;  // sm90, fp8 K and V: of the ring that they are copied into
+  int num_wide_tiles = 0;      // sm80, fp8: 1, which K and V in turn become, where a transform
+                               //   rewrites rows; 0: they become 16-bit numbers in registers
+  int chunk_keys = 0;          // invariant mode (fold.h): keys of a chunk, a multiple of tile_kv,
+                               //   and no shape splits keys; 0: off
 };
 
 // kernels/plain.cuh, kernels/sm80/, kernels/sm90/.
@@ -55,28 +57,29 @@ struct KvStrides {  // in elements; affine: block is 0
 };
 
 struct Params {
-  const void* q;            // [num_rows, num_qo_heads, head_dim_qk]
-  const void* k;            // blocks or rows of [num_kv_heads, head_dim_qk]
-  const void* v;            // blocks or rows of [num_kv_heads, head_dim_vo]
-  void* out;                // [num_rows, num_qo_heads, head_dim_vo]
-  float* lse;               // [num_rows, num_qo_heads], natural log; may be null
-  const PlanView* plan;     // in the executor's memory
-  const CtaStart* starts;   // likewise, [CTAs of the grid]; the CPU has none
-  float* partial_out;       // [partial rows, head_dim_vo], normalised; null if nothing may be split
-  float* partial_lse;       // [partial rows], natural log
-  unsigned* arrived;        // [merge lists]: PlanView::merge_indptr; 0 between runs
-  unsigned* tickets;        // how many the queue has given out; 0 between runs
+  const void* q;           // [num_rows, num_qo_heads, head_dim_qk]
+  const void* k;           // blocks or rows of [num_kv_heads, head_dim_qk]
+  const void* v;           // blocks or rows of [num_kv_heads, head_dim_vo]
+  void* out;               // [num_rows, num_qo_heads, head_dim_vo]
+  float* lse;              // [num_rows, num_qo_heads], natural log; may be null
+  const PlanView* plan;    // in the executor's memory
+  const CtaStart* starts;  // likewise, [CTAs of the grid]; the CPU has none
+  float* partial_out;      // [partial rows, head_dim_vo], normalised; null if nothing may be split
+  float* partial_lse;      // [partial rows], natural log
+  float* folds;            // invariant mode: fold_floats() a CTA, for chunks of one row
+  unsigned* arrived;       // [merge lists]: PlanView::merge_indptr; 0 between runs
+  unsigned* tickets;       // how many the queue has given out; 0 between runs
   RowStrides q_stride, out_stride, lse_stride;
   KvStrides k_stride, v_stride;
-  int num_rows;             // rows of q, out and lse; those at and beyond plan->num_tokens are
-                            //   padding and get (0, -inf)
-  int block_size;           // page size; 1 where affine
+  int num_rows;    // rows of q, out and lse; those at and beyond plan->num_tokens are
+                   //   padding and get (0, -inf)
+  int block_size;  // page size; 1 where affine
   int num_qo_heads, num_kv_heads, group_size;
   float sm_scale;
   float k_scale = 1, v_scale = 1;  // of fp8 K and V: host_device/scales.h
   Visibility visible;
-  int zero = 0;             // stays 0; an order that ptxas cannot see through (sm90/compute.cuh)
-  i64 num_kv_blocks;        // pages of k and v, affine: rows; where TMA stops reading
+  int zero = 0;       // stays 0; an order that ptxas cannot see through (sm90/compute.cuh)
+  i64 num_kv_blocks;  // pages of k and v, affine: rows; where TMA stops reading
 };
 static_assert(sizeof(Params) % 8 == 0, "VariantCall appends 8-byte slots");
 
@@ -87,6 +90,17 @@ struct VariantCall {
   Params params;
   typename V::Params variant;
 };
+
+// Floats that a CTA keeps of its rows between their chunks, for any kernel: a row's output and what
+// its threads know of its state.
+PLAIT_HD constexpr int fold_floats(const KernelConfig& c) {
+  if (c.chunk_keys == 0) return 0;
+  int rows = 0;
+  for (int i = 0; i < c.num_shapes; ++i) {
+    rows = c.shapes[i].tile_q > rows ? c.shapes[i].tile_q : rows;
+  }
+  return (rows + 63) / 64 * 64 * ((c.head_dim_vo + 15) / 16 * 16 + 16);
+}
 
 // How many packed rows of whole tokens fit a tile; a group larger than the tile is split.
 PLAIT_HD int rows_per_tile(int tile_q, int group_size) {

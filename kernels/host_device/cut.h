@@ -8,6 +8,19 @@
 
 namespace plait {
 
+// n / d of 0 <= n < 2^53 and d > 0: by float products of what is left of n. A division of 64 bits
+// takes the device a hundred instructions, each of which waits for the one before it.
+PLAIT_HD_CALLED i64 quotient(i64 n, i64 d) {
+  const float per_d = reciprocal(static_cast<float>(d));
+  i64 q = 0, step;
+  do {
+    step = static_cast<i64>(static_cast<float>(n) * per_d);
+    q += step;
+    n -= step * d;
+  } while (step != 0);
+  return n < 0 ? q - 1 : n >= d ? q + 1 : q;
+}
+
 // Packed rows of one row block that one item may take, and the keys they see.
 struct RowTile {
   int row_block, shape;
@@ -65,7 +78,7 @@ PLAIT_HD void find_keys(const Visibility& v, const RowBlock& block, const CutRul
   const int tile_kv = rules.tile_kv;
   const KeyRange keys =
       visible_keys(v, tile.min_position, tile.max_position, block.kv_pos_begin, block.kv_len);
-  tile.kv_begin = keys.begin / rules.kv_align * rules.kv_align;
+  tile.kv_begin = keys.begin > 0 ? keys.begin / rules.kv_align * rules.kv_align : 0;
   tile.kv_end = keys.end;
   tile.hidden_begin = tile.hidden_end = keys.end;
   if (v.window_left < 0 || block.kv_pos_begin >= v.sink_tokens || keys.begin == keys.end) return;
@@ -211,7 +224,8 @@ PLAIT_HD int chunk_begin(int seen, int chunk, int i, int num_chunks, bool equali
                          const CutRules& rules) {
   if (i == 0 || i == num_chunks) return i == 0 ? 0 : seen;
   if (!equalised) return i * chunk;
-  return static_cast<int>(i64{ceil_div(seen, rules.tile_kv)} * i / num_chunks) * rules.tile_kv;
+  return static_cast<int>(quotient(i64{ceil_div(seen, rules.tile_kv)} * i, num_chunks)) *
+         rules.tile_kv;
 }
 
 }  // namespace plait

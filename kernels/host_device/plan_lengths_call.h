@@ -4,7 +4,7 @@
 
 namespace plait {
 
-inline constexpr int kPlanLengthsThreads = 512;  // of its one CTA; of 1024 some would spill
+inline constexpr int kPlanLengthsThreads = 896;  // of its one CTA; of 1024 some would spill
 inline constexpr int kMaxPlannedCtas = 640;      // that it cuts for
 
 struct PlanLengthsCall {

@@ -25,7 +25,7 @@ PLAIT_HD int share_ways(int num_tiles, const CutRules& rules, int num_ctas) {
 }
 // Keys of a piece, where all heads together have `keys`.
 PLAIT_HD int keys_a_cta(i64 keys, const CutRules& rules, int num_ctas) {
-  const i64 mean = (keys + num_ctas - 1) / num_ctas;
+  const i64 mean = quotient(keys + num_ctas - 1, num_ctas);
   const int chunk = round_up(static_cast<int>(mean < (1 << 30) ? mean : 1 << 30), rules.tile_kv);
   return max(chunk, rules.min_piece);
 }
@@ -43,7 +43,7 @@ PLAIT_HD TileLength unsplit_length(const RowTile& tile, const CutRules& rules) {
 PLAIT_HD TileLength length_in_pieces(const RowTile& tile, const ShapeCost& shape,
                                      const CutRules& rules, int chunk) {
   TileLength length = unsplit_length(tile, rules);
-  if (tile.seen() == 0) return length;
+  if (tile.seen() <= chunk) return length;  // before anything is divided
   length.num_pieces = num_chunks(tile.seen(), chunk, true, rules);
   if (length.num_pieces > 1) {
     const int keys = ceil_div(ceil_div(tile.seen(), rules.tile_kv), length.num_pieces);
@@ -52,11 +52,18 @@ PLAIT_HD TileLength length_in_pieces(const RowTile& tile, const ShapeCost& shape
   return length;
 }
 
-// A share of a list `total_ps` long. least_ps: of way 0 the largest smallest_piece_ps of the tiles,
-// so that cuts of a head are not nearer to each other than min_piece; of way 1 nothing; of way 2
-// the largest piece_ps.
-PLAIT_HD i64 share_of(i64 total_ps, i64 least_ps, int num_ctas) {
-  const i64 mean_ps = total_ps / num_ctas + 1;
+// What is compared, in 32 bits: 1024 ps, rounded down, of at most 2 s.
+PLAIT_HD int units_of(i64 ps) {
+  const i64 units = ps >> 10;
+  return units < kMaxInt ? static_cast<int>(units) : kMaxInt;
+}
+
+// A share of a list whose share is mean_ps on average. It is longer than least_units: of way 0 the
+// largest smallest_piece_ps of the tiles, so that cuts of a head are not nearer to each other than
+// min_piece; of way 1 0; of way 2 the largest piece_ps.
+PLAIT_HD i64 mean_share(i64 total_ps, int num_ctas) { return quotient(total_ps, num_ctas) + 1; }
+PLAIT_HD i64 share_of(i64 mean_ps, int least_units) {
+  const i64 least_ps = (i64{least_units} + 1) << 10;
   return mean_ps > least_ps ? mean_ps : least_ps;
 }
 
@@ -67,7 +74,8 @@ PLAIT_HD int keys_before(const RowTile& tile, const ShapeCost& shape, const CutR
   const i64 keys_ps = head_ps - shape.fixed_ps;
   if (keys_ps <= rules.merge_ps) return 0;
   if (tile.head_ps - head_ps <= rules.merge_ps) return tile.seen();
-  const int keys = static_cast<int>(keys_ps / shape.key_ps) / rules.tile_kv * rules.tile_kv;
+  const int keys =
+      static_cast<int>(quotient(keys_ps, shape.key_ps)) / rules.tile_kv * rules.tile_kv;
   return keys < rules.min_piece ? 0 : min(keys, tile.seen());
 }
 
@@ -76,6 +84,7 @@ struct ListCut {
   CutPoint at;
   int shape;  // of the tile; -1: not inside a head
   i64 before_ps;
+  int num_rows = 0;  // of the tile, inside a head
 };
 
 // The cut at `tile_ps` of tile `index`, as the list of `way` measures it (`length`). before_ps: of
@@ -86,22 +95,23 @@ PLAIT_HD ListCut cut_tile(const RowTile& tile, int index, const ShapeCost& shape
   i64 head;
   int key = 0;
   if (way == 0 && tile.seen() > 0) {
-    head = tile_ps / tile.head_ps;
+    head = quotient(tile_ps, tile.head_ps);
     key = keys_before(tile, shape, rules, tile_ps - head * tile.head_ps);
     if (key == tile.seen()) {
       key = 0;
       ++head;
     }
   } else {
-    const i64 pieces = (tile_ps + length.piece_ps / 2) / length.piece_ps;
+    const int pieces = static_cast<int>(quotient(tile_ps + length.piece_ps / 2, length.piece_ps));
     head = pieces / length.num_pieces;
-    const int piece = static_cast<int>(pieces - head * length.num_pieces);
+    const int piece = pieces - static_cast<int>(head) * length.num_pieces;
     if (piece > 0) key = chunk_begin(tile.seen(), 0, piece, length.num_pieces, true, rules);
   }
   before_ps += head * tile.head_ps;
   if (head == length.num_heads) return {{index + 1, 0, 0}, -1, before_ps};
   if (key > 0) before_ps += shape.fixed_ps + key * shape.key_ps;
-  return {{index, static_cast<int>(head), key}, key > 0 ? tile.shape : -1, before_ps};
+  return {
+      {index, static_cast<int>(head), key}, key > 0 ? tile.shape : -1, before_ps, tile.num_rows};
 }
 
 // The first of `n` ascending ends that is more than `value`; n - 1 if none is.
@@ -200,18 +210,16 @@ PLAIT_HD i64 pair_ps(i64 a, i64 b) {
   return shared + alone * 10 / kTenthsOfSpeedAlone;
 }
 inline constexpr i64 kLastJoinPs = 3000000;  // behind all that, where something is split
-PLAIT_HD i64 join_ps(int num_sms, bool joins) { return num_sms > 0 && joins ? kLastJoinPs : 0; }
+PLAIT_HD unsigned join_units(int num_sms, bool joins) {
+  return num_sms > 0 && joins ? units_of(kLastJoinPs) : 0;
+}
 
-// The largest load(cta) or, where two CTAs share each of num_sms multiprocessors, pair_ps; of every
-// step-th of them from `first` on. load: 0 beyond num_ctas.
+// Where num_sms is not 0, CTAs i and i + num_sms share multiprocessor i. The units that count as
+// its load, of which the largest is that of all. load(cta): 0 beyond the last.
+PLAIT_HD int num_loads(int num_ctas, int num_sms) { return num_sms > 0 ? num_sms : num_ctas; }
 template <class Load>
-PLAIT_HD i64 slowest_of(int num_ctas, int num_sms, const Load& load, int first, int step) {
-  i64 slowest = 0;
-  for (int i = first; i < (num_sms > 0 ? num_sms : num_ctas); i += step) {
-    const i64 ps = num_sms > 0 ? pair_ps(load(i), load(i + num_sms)) : load(i);
-    if (ps > slowest) slowest = ps;
-  }
-  return slowest;
+PLAIT_HD unsigned load_of(int i, int num_sms, const Load& load) {
+  return num_sms > 0 ? static_cast<unsigned>(pair_ps(load(i), load(i + num_sms))) : load(i);
 }
 
 }  // namespace plait

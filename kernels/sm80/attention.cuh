@@ -8,6 +8,7 @@
 #include "sm80/scalar_tile.cuh"
 #include "sm80/softmax.cuh"
 #include "sm80/store.cuh"
+#include "tile/begin.cuh"
 #include "tile/draw.cuh"
 
 namespace plait::sm80 {
@@ -36,10 +37,16 @@ PLAIT_DEVICE const unsigned char* first_row(const void* data, const KvStrides& s
          bytes_of(kConfig.dtype_kv) * key_offset(stride, slot, unit.kv_head, kAffine);
 }
 
+// Invariant mode: the chunks that an item visits.
+template <KernelConfig kConfig>
+PLAIT_DEVICE TileList chunks_of(const Params& params, const WorkItem& item, const RowBlock& block) {
+  return tiles_of(item, params.visible, block.kv_pos_begin, kConfig.chunk_keys);
+}
+
 // Hands the item's head-th kv head to all threads: the unit, and the rows of its tile.
 template <KernelConfig kConfig, class Variant>
 PLAIT_DEVICE void start_unit(const VariantCall<Variant>& call, Smem<kConfig>& smem, int item_index,
-                             int head, int tile_q) {
+                             int head, int chunk, int tile_q) {
   using Traits = VariantTraits<Variant>;
   const Params& params = call.params;
   const PlanView& plan = *params.plan;
@@ -56,11 +63,21 @@ PLAIT_DEVICE void start_unit(const VariantCall<Variant>& call, Smem<kConfig>& sm
     unit.k = first_row<kConfig>(params.k, params.k_stride, unit);
     unit.v = first_row<kConfig>(params.v, params.v_stride, unit);
     unit.num_rows = item.num_rows;
-    unit.kv_end = item.kv_end;
     unit.kv_pos_begin = block.kv_pos_begin;
-    unit.tiles = tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
-    unit.num_tiles = unit.tiles.size();
-    unit.full_tiles = full_tiles_of(item, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    const auto take_keys = [&](const WorkItem& keys) {
+      unit.kv_end = keys.kv_end;
+      unit.tiles = tiles_of(keys, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+      unit.num_tiles = unit.tiles.size();
+      unit.full_tiles = full_tiles_of(keys, params.visible, block.kv_pos_begin, kConfig.tile_kv);
+    };
+    if constexpr (kConfig.chunk_keys > 0) {
+      unit.chunk = chunk;
+      const TileList chunks = chunks_of<kConfig>(params, item, block);
+      take_keys(chunk_of(item, params.visible, block.kv_pos_begin, chunks[chunk],
+                         kConfig.chunk_keys, kConfig.tile_kv));
+    } else {
+      take_keys(item);
+    }
     if constexpr (Traits::kHasKeyTransform || Traits::kHasValueTransform) {
       unit.request = request_of_keys(plan, block);
     }
@@ -99,7 +116,14 @@ PLAIT_DEVICE void attend(const VariantCall<Variant>& call, Smem<kConfig>& smem,
         [&](int first, int count) { softmax.weigh(call.params, tile, first, count); },
         loader.next_k(j, stage));
   }
-  store_rows<kConfig, Variant>(call, smem, tile, softmax);
+  if constexpr (kConfig.chunk_keys > 0) {
+    const WorkItem& item = call.params.plan->items[smem.unit.item_index];
+    const RowBlock& block = call.params.plan->row_blocks[item.row_block];
+    const bool is_last = smem.unit.chunk + 1 >= chunks_of<kConfig>(call.params, item, block).size();
+    store_rows<kConfig, Variant>(call, smem, tile, softmax, smem.unit.chunk == 0, is_last);
+  } else {
+    store_rows<kConfig, Variant>(call, smem, tile, softmax, true, true);
+  }
 }
 
 template <KernelConfig kConfig, class Variant>
@@ -110,14 +134,15 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
       *static_cast<Smem<kConfig>*>(kFixed ? ptx::fixed_dynamic_smem() : ptx::dynamic_smem());
   const Params& params = call.params;
   const PlanView& plan = *params.plan;
-  int item_index = params.starts[blockIdx.x].item_begin, head = 0;
+  begin_kernel();
+  int item_index = params.starts[blockIdx.x].item_begin, head = 0, chunk = 0;
 #pragma unroll 1
   while (true) {
-    if (head == 0) item_index = next_item(params, item_index, &smem.unit.drawn);
+    if (head == 0 && chunk == 0) item_index = next_item(params, item_index, &smem.unit.drawn);
     if (item_index < 0) break;
     const bool first_shape = kConfig.num_shapes == 1 || plan.items[item_index].shape == 0;
     const int tile_q = kConfig.shapes[first_shape ? 0 : 1].tile_q;
-    start_unit<kConfig, Variant>(call, smem, item_index, head, tile_q);
+    start_unit<kConfig, Variant>(call, smem, item_index, head, chunk, tile_q);
     Loader<kConfig, Variant> loader{call, smem};
     if (smem.unit.num_tiles > 0) loader.start(tile_q);
     if (first_shape) {
@@ -129,6 +154,12 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
     item_index = smem.unit.item_index;
     head = smem.unit.head;
     const WorkItem& item = plan.items[item_index];
+    if constexpr (kConfig.chunk_keys > 0) {
+      chunk = smem.unit.chunk + 1;
+      if (chunk < chunks_of<kConfig>(params, item, plan.row_blocks[item.row_block]).size())
+        continue;
+      chunk = 0;
+    }
     if (item.partial_row >= 0) {
       constexpr int kThreads = num_threads(kConfig);
       const auto head_of = [&](int i) { return head_of_item(params, plan, item, head, i); };

@@ -28,6 +28,7 @@ struct Unit {
   FullTiles full_tiles;
   int request;  // of the keys, for transforms
   int drawn;    // of next_item
+  int chunk;    // invariant mode: of the item's chunks
 };
 static_assert(sizeof(Unit) <= kUnitBytes);
 

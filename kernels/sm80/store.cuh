@@ -2,6 +2,7 @@
 // shared memory, where K and V were; warps that split the keys of the same rows join there; rows
 // are normalised and written, final or partial, side by side.
 #pragma once
+#include "host_device/fold.h"
 #include "sm80/smem.cuh"
 #include "sm80/softmax.cuh"
 #include "tile/merge.cuh"
@@ -55,9 +56,22 @@ PLAIT_DEVICE void write_slice(const Tile& tile, int step, float (*slice)[kSliceS
   }
 }
 
+// Invariant mode: what a CTA keeps of its rows between their chunks. An element's thread is the
+// same for all chunks; states are read by all, behind a barrier.
+template <KernelConfig kConfig>
+struct Folds {
+  float* out;          // [rows, head_dim_vo]
+  FoldedState* state;  // [rows]
+  PLAIT_DEVICE explicit Folds(const Params& params)
+      : out(params.folds + i64{blockIdx.x} * fold_floats(kConfig)),
+        state(reinterpret_cast<FoldedState*>(out + max_tile_q(kConfig) * kConfig.head_dim_vo)) {}
+};
+
+// is_first, is_last: of the item's chunks, whose fold is kept meanwhile; elsewhere both.
 template <KernelConfig kConfig, class Variant, class Tile>
 PLAIT_DEVICE void store_rows(const VariantCall<Variant>& call, Smem<kConfig>& smem,
-                             const Tile& tile, const Softmax<Variant, Tile>& softmax) {
+                             const Tile& tile, const Softmax<Variant, Tile>& softmax, bool is_first,
+                             bool is_last) {
   constexpr bool kUseSoftmax = VariantTraits<Variant>::kUseSoftmax;
   constexpr int kDimVo = kConfig.head_dim_vo, kSplit = Tile::kSplit, kTileQ = Tile::kTileQ;
   constexpr int kBlockRows =
@@ -67,6 +81,8 @@ PLAIT_DEVICE void store_rows(const VariantCall<Variant>& call, Smem<kConfig>& sm
   const WorkItem& item = plan.items[smem.unit.item_index];
   const int num_rows = smem.unit.num_rows;
   const bool partial = item.partial_row >= 0;
+  constexpr bool kFolds = kConfig.chunk_keys > 0;
+  static_assert(!kFolds || kSplit == 1, "in invariant mode no warps split keys");
   const i64 partial_row = item.partial_row + static_cast<i64>(smem.unit.head) * num_rows;
   if constexpr (kUseSoftmax) {
 #pragma unroll
@@ -79,7 +95,15 @@ PLAIT_DEVICE void store_rows(const VariantCall<Variant>& call, Smem<kConfig>& sm
     for (int row = threadIdx.x; row < kTileQ; row += num_threads(kConfig)) {
       join_states<kSplit>(smem.states, smem.factors, kTileQ, row);
       if (row >= num_rows) break;
-      const float lse = lse_of(smem.states[row]);
+      float lse = lse_of(smem.states[row]);
+      if constexpr (kFolds) {
+        FoldedState& state = Folds<kConfig>(params).state[row];
+        if (is_first) state = {};
+        const FoldFactors factors = fold(state, lse);
+        smem.states[row] = {factors.before, factors.chunk};
+        if (!is_last) continue;
+        lse = fold_lse(state);
+      }
       if (partial) {
         params.partial_lse[partial_row + row] = lse;
       } else {
@@ -121,10 +145,30 @@ PLAIT_DEVICE void store_rows(const VariantCall<Variant>& call, Smem<kConfig>& sm
         x[2] += factor * y.z;
         x[3] += factor * y.w;
       }
+      bool empty = kUseSoftmax && smem.states[row].sum == 0.0f;
+      if constexpr (kFolds) {
+        const Folds<kConfig> folds(params);
+        float4& kept = *reinterpret_cast<float4*>(&folds.out[row * kDimVo + dim]);
+        const float4 before = is_first ? float4{0, 0, 0, 0} : kept;
+        const float before_of[4] = {before.x, before.y, before.z, before.w};
+        const FoldFactors factors{smem.states[row].max_logit, smem.states[row].sum};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          x[e] = kUseSoftmax ? fold(factors, before_of[e], x[e]) : before_of[e] + x[e];
+        }
+        if (!is_last) {
+          kept = float4{x[0], x[1], x[2], x[3]};
+          continue;
+        }
+        FoldedState state;
+        if constexpr (kUseSoftmax) state = folds.state[row];
+        empty = kUseSoftmax && state.sum == 0.0f;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = folded(x[e], kUseSoftmax ? fold_scale(state) : 1.0f);
+      }
       if (partial) {
         store4<true>(params.partial_out + (partial_row + row) * kDimVo + dim, x);
       } else {
-        const bool empty = kUseSoftmax && smem.states[row].sum == 0.0f;
         store_out4<kConfig, Variant>(params, call.variant, plan, smem.rows[row].token,
                                      smem.rows[row].qo_head, dim, empty, x);
       }

@@ -5,6 +5,7 @@
 #pragma once
 #include "sm90/produce.cuh"
 #include "sm90/store.cuh"
+#include "tile/begin.cuh"
 
 namespace plait::sm90 {
 
@@ -30,6 +31,9 @@ PLAIT_DEVICE void check_config() {
   // With more, at the end of a unit a stage of V is given up only for a K that comes behind it.
   static_assert(key_split(kConfig) <= 2 || loads_apart(kConfig),
                 "one warp copies K and V for two parts of the keys at most");
+  static_assert(kConfig.chunk_keys == 0 ||
+                    (!splits_keys(kConfig) && kConfig.chunk_keys % kConfig.tile_kv == 0),
+                "in invariant mode keys are split at whole chunks alone");
   static_assert(kConfig.num_q_stages >= (splits_keys(kConfig) ? 2 : 1),
                 "the join uses Q's buffer while the next unit's Q is read");
   // A CTA starts with the same number everywhere; increase_registers waits for ever for more than
@@ -75,15 +79,18 @@ PLAIT_DEVICE void attention(const Sm90Call<Variant>& call) {
   constexpr bool kFixed = tile_q(kConfig) > 64 && !is_fp8(kConfig.dtype_kv);
   Smem<kConfig>& smem =
       *static_cast<Smem<kConfig>*>(kFixed ? ptx::fixed_dynamic_smem() : ptx::dynamic_smem());
-  // Consumers make the barriers, the producer asks for what it needs first, then all meet.
+  // Consumers make the barriers and the producer asks for the tensor maps while the kernel before
+  // ends; then the producer asks for what it needs first, and all meet.
   const bool produces = threadIdx.x >= 128 * kConfig.num_consumer_warpgroups;  // the last warpgroup
   CtaStart start;  // only finish warps get one
   if (produces) {
-    first_loads<kConfig, Variant>(call, start);
+    prefetch_maps<kConfig, Variant>(call);
   } else if (threadIdx.x < 4) {
     if (threadIdx.x == 0) init_barriers<kConfig, Variant>(smem);
     smem.pending[threadIdx.x].num_rows = 0;
   }
+  begin_kernel();
+  if (produces) first_loads<kConfig, Variant>(call, start);
   __syncthreads();
   if (produces) {
     ptx::decrease_registers<kConfig.producer_registers>();

@@ -328,7 +328,8 @@ struct Consumer {
         }
       }
     };
-    if constexpr (Traits::kHasSmallLogitsTransform) {
+    // (Which of two ways a logit goes depends on others: not in invariant mode.)
+    if constexpr (Traits::kHasSmallLogitsTransform && kConfig.chunk_keys == 0) {
       float largest = 0.0f;
 #pragma unroll
       for (int i = 0; i < kTileKv / 2; ++i) largest = fmaxf(largest, fabsf(s[i]));

@@ -7,17 +7,21 @@
 
 namespace plait::sm90 {
 
-// Asks for the plan's pointers and the tensor maps, which are needed once the first unit is known.
+// Asks for the tensor maps, which are arguments: no kernel writes them.
 template <KernelConfig kConfig, class Variant>
-PLAIT_DEVICE void prefetch(const Sm90Call<Variant>& call) {
+PLAIT_DEVICE void prefetch_maps(const Sm90Call<Variant>& call) {
+  if (Roles<kConfig, Variant>::kTma && threadIdx.x % 128 == 0) {
+    ptx::prefetch_tensor_map(&call.maps.k);
+    ptx::prefetch_tensor_map(&call.maps.v);
+  }
+}
+
+// Asks for the plan's pointers, which are needed once the first unit is known.
+PLAIT_DEVICE void prefetch_plan(const Params& params) {
   constexpr int kLineBytes = 128;
   const int lane = threadIdx.x % 32;
   if (lane * kLineBytes < static_cast<int>(sizeof(PlanView))) {
-    ptx::prefetch_l2(reinterpret_cast<const char*>(call.params.plan) + lane * kLineBytes);
-  }
-  if (Roles<kConfig, Variant>::kTma && lane == 0) {
-    ptx::prefetch_tensor_map(&call.maps.k);
-    ptx::prefetch_tensor_map(&call.maps.v);
+    ptx::prefetch_l2(reinterpret_cast<const char*>(params.plan) + lane * kLineBytes);
   }
 }
 
@@ -28,7 +32,7 @@ PLAIT_DEVICE void first_loads(const Sm90Call<Variant>& call, CtaStart& start) {
   if (warp >= Roles<kConfig, Variant>::kLoadWarps) {
     start = call.params.starts[blockIdx.x];
   } else {
-    prefetch<kConfig, Variant>(call);
+    prefetch_plan(call.params);
   }
 }
 

@@ -33,6 +33,10 @@ enum NamedBarrier {
   kTurnBarrier = kOrderBarrier + 3,  // + warpgroup
 };
 
+// Invariant mode: a unit is a chunk of an item and kv head. Where a whole head has several, rows
+// are folded chunk by chunk (store.cuh), and Unit::partial_row says which of them this is.
+enum UnitRows { kFinalRows = -1, kFirstChunk = -2, kMiddleChunk = -3, kLastChunk = -4 };
+
 // One unit of work: an item and one of its kv heads, copied out of the plan so that nobody else has
 // to follow its pointers.
 struct Unit {
@@ -45,7 +49,7 @@ struct Unit {
   FullTiles full_tiles;
   unsigned first_tile;  // of the ring
   int key_split;
-  int partial_row;  // of this head's first row; -1: rows are final
+  int partial_row;  // of this head's first row; -1: rows are final, or as UnitRows has them
   BlockList list;   // unless there are no tiles; from tile 0 on
 };
 static_assert(sizeof(Unit) == kUnitBytes);
@@ -211,13 +215,14 @@ template <KernelConfig kConfig>
 struct UnitWalker {
   const Params& params;
   int item, item_end, head = 0;  // the next: of the plan; of the item
+  int chunk = 0;                 // invariant mode: of the head
   unsigned tile = 0, num_units = 0;
 
   PLAIT_DEVICE UnitWalker(const Params& params, const CtaStart& start)
       : params(params), item(start.item_begin), item_end(start.item_end) {}
 
   // Whether the next unit's item is still to be drawn.
-  PLAIT_DEVICE bool draws() const { return head == 0 && item >= item_end; }
+  PLAIT_DEVICE bool draws() const { return head == 0 && chunk == 0 && item >= item_end; }
 
   // Waits until everybody is done with the unit that lies where the next one goes, and writes it.
   // draws_late: an item is drawn only when the loads of the unit before end soon, since the queue
@@ -258,14 +263,25 @@ struct UnitWalker {
     unit.first_token = block.first_token;
     unit.first_row = from.first_row;
     unit.num_rows = from.num_rows;
-    WorkItem keys = from;
-    const int tile_0 = from.kv_begin % kConfig.tile_kv;  // windows begin where their keys do
-    keys.kv_begin -= tile_0;
-    keys.kv_end -= tile_0;
-    unit.kv_end = keys.kv_end;
+    // Windows begin where their keys do. (With fp8 the warps that finish tiles would spill.)
+    const int tile_0 = is_fp8(kConfig.dtype_kv) ? 0 : from.kv_begin % kConfig.tile_kv;
     unit.kv_pos_begin = block.kv_pos_begin + tile_0;
-    unit.tiles = tiles_of(keys, params.visible, unit.kv_pos_begin, kConfig.tile_kv);
-    unit.full_tiles = full_tiles_of(keys, params.visible, unit.kv_pos_begin, kConfig.tile_kv);
+    const auto take_keys = [&](const WorkItem& keys) {
+      unit.kv_end = keys.kv_end - tile_0;
+      unit.tiles = tiles_of(keys, params.visible, unit.kv_pos_begin, kConfig.tile_kv, tile_0);
+      unit.full_tiles =
+          full_tiles_of(keys, params.visible, unit.kv_pos_begin, kConfig.tile_kv, tile_0);
+    };
+    int num_chunks = 1;
+    if constexpr (kConfig.chunk_keys > 0) {  // tile_0 is 0: cuts fall on whole chunks
+      const TileList chunks =
+          tiles_of(from, params.visible, block.kv_pos_begin, kConfig.chunk_keys);
+      num_chunks = chunks.size();
+      take_keys(chunk_of(from, params.visible, block.kv_pos_begin, chunks[chunk],
+                         kConfig.chunk_keys, kConfig.tile_kv));
+    } else {
+      take_keys(from);
+    }
     unit.first_tile = tile;
     unit.key_split = shape_of<kConfig>(from).key_split;
     unit.partial_row = from.partial_row < 0 ? -1 : from.partial_row + head * from.num_rows;
@@ -278,6 +294,15 @@ struct UnitWalker {
       }
     }
     tile += unit.tiles.size();
+    if constexpr (kConfig.chunk_keys > 0) {
+      if (num_chunks > 1 && from.partial_row < 0) {
+        unit.partial_row = chunk == 0                ? kFirstChunk
+                           : chunk + 1 == num_chunks ? kLastChunk
+                                                     : kMiddleChunk;
+      }
+      if (++chunk < num_chunks) return;
+      chunk = 0;
+    }
     if (++head == from.num_heads) {
       head = 0;
       ++item;

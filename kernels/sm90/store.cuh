@@ -1,6 +1,7 @@
 // How a unit leaves the consumers: warpgroups that split the keys join their states, then rows are
 // normalised and written, partial ones straight from the accumulator fragment.
 #pragma once
+#include "host_device/fold.h"
 #include "ptx/mma_sync.cuh"
 #include "ptx/sync.cuh"
 #include "sm90/compute.cuh"
@@ -74,6 +75,96 @@ PLAIT_DEVICE void join_warpgroups(Consumer<kConfig, Variant>& consumer, unsigned
   __syncwarp();  // one lane arrives for all (release_q), whose loads must be done
 }
 
+// The LSE of a state as `store` finds it; in invariant mode fold_unit has put it in its place.
+template <KernelConfig kConfig>
+PLAIT_DEVICE float lse_to_store(const SoftmaxState& state) {
+  if constexpr (kConfig.chunk_keys > 0) return state.max_logit;
+  return lse_of(state);
+}
+
+// Invariant mode: the unit's output, normalised, is that of a chunk. Of a head with several it is
+// folded into what the thread has kept of its two rows since the chunk before; behind the last one,
+// or the only one, the fold is left in o, `empty`, and the state that lse_to_store reads. Each
+// thread writes and reads its own registers, in whole lines of its warp, which stay in L2.
+template <KernelConfig kConfig, class Variant>
+PLAIT_DEVICE void fold_unit(const Params& params, Consumer<kConfig, Variant>& consumer,
+                            const Unit& unit, int row_begin, bool (&empty)[2]) {
+  constexpr bool kUseSoftmax = VariantTraits<Variant>::kUseSoftmax;
+  constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
+  constexpr int kCount = padded_dim(kConfig.head_dim_vo) / 8;  // of four elements, two of each row
+  constexpr int kAtOnce = 4;                                   // loads under way: more would spill
+  const int rows = unit.partial_row;
+  FoldFactors factors[2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+  float scale[2] = {1.0f, 1.0f}, lse[2] = {};
+  if constexpr (kUseSoftmax) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) lse[r] = lse_of(consumer.state(r));
+    __syncwarp();  // the four threads of a row have read its state
+  }
+  const bool has_rows = row_begin + row_of_thread(0) < unit.num_rows;
+  if (rows <= kFirstChunk && has_rows) {
+    ptx::keep_branch();
+    float* kept = params.folds + i64{blockIdx.x} * fold_floats(kConfig) + 4 * threadIdx.x;
+    const int has_kept = rows == kFirstChunk ? -1 : 0;
+    if constexpr (kUseSoftmax) {
+      float* kept_states = kept + 4 * kThreads * kCount;
+      float x[4];
+      ptx::load_relaxed_if(has_kept, kept_states, x);
+      FoldedState state[2] = {{x[0], x[1]}, {x[2], x[3]}};
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (rows == kFirstChunk) state[r] = {};
+        factors[r] = fold(state[r], lse[r]);
+      }
+      if (rows != kLastChunk) {
+        *reinterpret_cast<float4*>(kept_states) =
+            float4{state[0].max_lse, state[0].sum, state[1].max_lse, state[1].sum};
+      } else {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          scale[r] = fold_scale(state[r]);
+          empty[r] = state[r].sum == 0.0f;
+          lse[r] = fold_lse(state[r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int first = 0; first < kCount; first += kAtOnce) {
+      float before[kAtOnce][4];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        ptx::load_relaxed_if(has_kept, kept + 4 * kThreads * (first + i), before[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        float* o = &consumer.o[4 * (first + i)];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          o[e] = kUseSoftmax ? fold(factors[e / 2], before[i][e], o[e]) : before[i][e] + o[e];
+        }
+        if (rows != kLastChunk) {
+          *reinterpret_cast<float4*>(kept + 4 * kThreads * (first + i)) =
+              float4{o[0], o[1], o[2], o[3]};
+        }
+      }
+      ptx::keep_branch();
+    }
+  }
+  if constexpr (kUseSoftmax) {
+    if (threadIdx.x % 4 == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) consumer.state(r).max_logit = lse[r];
+    }
+  }
+  __syncwarp();
+  if (rows == kFinalRows || rows == kLastChunk) {
+#pragma unroll
+    for (int i = 0; i < kConfig.head_dim_vo / 2; ++i) {
+      consumer.o[i] = folded(consumer.o[i], scale[i / 2 % 2]);
+    }
+  }
+}
+
 // Writes the 16 rows of this warp, first_row ... of the unit, as final. o: as stored; states: of
 // the rows; q: the unit's buffer of Q, whose same rows nobody reads any more.
 template <KernelConfig kConfig, class Variant>
@@ -104,7 +195,7 @@ PLAIT_DEVICE void store_final_rows(const Params& params, const Unit& unit, int f
   const bool exists = own_row < unit.num_rows && has_row(params, own.token);
   const i64 own_offset = exists ? out_offset(params.out_stride, own.token, own.qo_head) : -1;
   if (exists && lane < kRows) {
-    store_lse<Variant>(params, own.token, own.qo_head, lse_of(states[lane]));
+    store_lse<Variant>(params, own.token, own.qo_head, lse_to_store<kConfig>(states[lane]));
   }
 #pragma unroll
   for (int i = 0; i < (kAll + 31) / 32; ++i) {
@@ -132,7 +223,8 @@ PLAIT_DEVICE void store_final_row(const Params& params, const ThreadRows& rows, 
     *reinterpret_cast<unsigned*>(row + 8 * block) =
         ptx::pack2<kConfig.dtype_out>(o[4 * block + 2 * r], o[4 * block + 2 * r + 1]);
   }
-  if (t == 0) store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_of(state));
+  if (t == 0)
+    store_lse<Variant>(params, rows.token[r], rows.qo_head[r], lse_to_store<kConfig>(state));
 }
 
 // Writes this thread's row r as partial state `partial_row`. o: normalised.
@@ -148,7 +240,7 @@ PLAIT_DEVICE void store_partial_row(const Params& params, int partial_row, int r
         float2{o[4 * block + 2 * r], o[4 * block + 2 * r + 1]};
   }
   if (VariantTraits<Variant>::kUseSoftmax && t == 0) {
-    params.partial_lse[partial_row] = lse_of(state);
+    params.partial_lse[partial_row] = lse_to_store<kConfig>(state);
   }
 }
 
@@ -220,8 +312,12 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, Consumer<kConfig, Va
   const Params& params = call.params;
   const bool partial = unit.partial_row >= 0;
   auto& o = consumer.o;
+  constexpr bool kFolds = kConfig.chunk_keys > 0;
+  const bool is_kept =
+      kFolds && (unit.partial_row == kFirstChunk || unit.partial_row == kMiddleChunk);
   if (writes) {
-    const float unit_scale = partial ? 1.0f : output_scale<Variant, kConfig.dtype_kv>(params);
+    const float unit_scale =
+        kFolds || partial ? 1.0f : output_scale<Variant, kConfig.dtype_kv>(params);
     bool empty[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -239,17 +335,27 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, Consumer<kConfig, Va
 #pragma unroll
       for (int i = 0; i < kConfig.head_dim_vo / 2; ++i) o[i] = empty[i / 2 % 2] ? 0.0f : o[i];
     }
+    if constexpr (kFolds) {
+      fold_unit<kConfig, Variant>(params, consumer, unit, row_begin, empty);
+      if (!partial) {
+        const float final_scale = output_scale<Variant, kConfig.dtype_kv>(params);
+#pragma unroll
+        for (int i = 0; i < kConfig.head_dim_vo / 2; ++i) o[i] *= final_scale;
+      }
+    }
     const auto rows_of_thread = [&] {
       return thread_rows(params, *params.plan, unit, nullptr, row_begin);
     };
     if constexpr (Traits::kHasOutputTransform) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        if (partial || empty[r]) continue;
+        if (partial || empty[r] || is_kept) continue;
         transform_output<kConfig, Variant>(call.variant, rows_of_thread(), r, o);
       }
     }
-    if (stages_rows(kConfig) && !partial) {
+    if (is_kept) {
+      // stays with the thread
+    } else if (stages_rows(kConfig) && !partial) {
       const int first_row = threadIdx.x % 128 / 32 * 16;
       store_final_rows<kConfig, Variant>(params, unit, row_begin + first_row, consumer.states(), o,
                                          q);

@@ -3,6 +3,7 @@
 // they were finished: the result's bits do not depend on it. Nobody waits for anybody; the counters
 // are zero again at the end. Shared by all kernels.
 #pragma once
+#include "host_device/fold.h"
 #include "host_device/softmax_state.h"
 #include "ptx/memory_order.cuh"
 #include "tile/rows.cuh"
@@ -23,6 +24,58 @@ PLAIT_DEVICE TokenHead head_of_item(const Params& params, const PlanView& plan,
                                     const WorkItem& item, int head, int i) {
   const int first = plan.row_blocks[item.row_block].first_token;
   return {token_of(plan, first, item.first_row / params.group_size + i), item.kv_head_begin + head};
+}
+
+// Invariant mode: joins the parts of one row, chunk by chunk in the order of its list, and writes
+// it. By a warp. sources: of the list; head: what is added to each for this row's head.
+template <KernelConfig kConfig, class V>
+PLAIT_DEVICE void fold_row(const Params& params, const typename V::Params& variant,
+                           const PlanView& plan, const int* sources, int num_sources, int head,
+                           int token, int qo_head) {
+  constexpr bool kUseSoftmax = VariantTraits<V>::kUseSoftmax;
+  constexpr int kDim = kConfig.head_dim_vo, kChunks = (kDim + 127) / 128;  // of 4 elements a lane
+  constexpr int kAtOnce = kChunks == 1 ? 4 : 2;                            // parts under way
+  const int lane = threadIdx.x % 32;
+  FoldedState state;
+  float out[kChunks][4] = {};
+#pragma unroll 1
+  for (int first = 0; first < num_sources; first += kAtOnce) {
+    int row[kAtOnce];
+    float lse[kAtOnce], part[kAtOnce][kChunks][4];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      row[i] = first + i < num_sources ? sources[first + i] + head : -1;
+      lse[i] = kNegInf;
+      if constexpr (kUseSoftmax) {
+        lse[i] = ptx::load_relaxed_if(row[i], params.partial_lse, kNegInf);
+      }
+      for (int c = 0; c < kChunks; ++c) {
+        const int dim = min(128 * c + 4 * lane, kDim - 4);
+        ptx::load_relaxed_if(row[i], params.partial_out + i64{row[i]} * kDim + dim, part[i][c]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (row[i] < 0) break;
+      const FoldFactors factors = kUseSoftmax ? fold(state, lse[i]) : FoldFactors{1.0f, 1.0f};
+      for (int c = 0; c < kChunks; ++c) {
+        for (int e = 0; e < 4; ++e) {
+          out[c][e] =
+              kUseSoftmax ? fold(factors, out[c][e], part[i][c][e]) : out[c][e] + part[i][c][e];
+        }
+      }
+    }
+  }
+  const bool empty = kUseSoftmax && state.sum == 0.0f;
+  const float scale = kUseSoftmax ? fold_scale(state) : 1.0f;
+  for (int c = 0; c < kChunks; ++c) {
+    const int dim = 128 * c + 4 * lane;
+    if (dim >= kDim) break;
+    const float x[4] = {folded(out[c][0], scale), folded(out[c][1], scale),
+                        folded(out[c][2], scale), folded(out[c][3], scale)};
+    store_out4<kConfig, V>(params, variant, plan, token, qo_head, dim, empty, x);
+  }
+  if (lane == 0) store_lse<V>(params, token, qo_head, fold_lse(state));
 }
 
 // Tells that partial rows are written, and merges what is complete thereby: those of head_of(0),
@@ -94,6 +147,19 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   }
   sync();  // hands the acquired parts on to every thread
 
+  if constexpr (kConfig.chunk_keys > 0) {
+#pragma unroll 1
+    for (int r = row; r < end_row; ++r) {
+      const int i = r / group_size - first_at, group_head = r % group_size;
+      const int begin = __shfl_sync(~0u, list_begin, i), end = __shfl_sync(~0u, list_end, i);
+      const int token = __shfl_sync(~0u, of_lane.token, i);
+      const int kv_head = __shfl_sync(~0u, of_lane.kv_head, i);
+      if (!last[first_at + i]) continue;
+      fold_row<kConfig, V>(params, variant, plan, plan.merge_sources + begin, end - begin,
+                           group_head - first_head, token, kv_head * group_size + group_head);
+    }
+    return;
+  }
   bool is_first = true;                // of a row's rounds
   float max_logit = 0.0f, sum = 0.0f;  // base 2
   float out[kChunks][4] = {};

@@ -2,9 +2,11 @@
 
 import ctypes
 import math
+import os
 
 from plait import _plait
 from plait.arguments import SCHEDULERS, instance, integer, needed, number
+from plait.cost_model import read_cost_model
 from plait.formats import KvFormat, RaggedKv, given, level_tuples
 from plait.nvrtc import use_wheels
 from plait.plan import Plan
@@ -80,6 +82,8 @@ def _config(
     scheduler="auto",
     kernel="auto",
     max_ctas=0,
+    invariant=False,
+    cost_model=None,
 ):
     if head_dim is not None and (head_dim_qk is not None or head_dim_vo is not None):
         raise ValueError("give either head_dim, or head_dim_qk and head_dim_vo")
@@ -109,7 +113,21 @@ def _config(
         scheduler=instance(where, "scheduler", scheduler, str, SCHEDULERS),
         kernel=instance(where, "kernel", kernel, str, "a kernel's name or 'auto'"),
         max_ctas=integer(where, "max_ctas", max_ctas),
+        chunk_keys=_chunk_keys(where, invariant),
+        cost_model=None if cost_model is None else read_cost_model(where, cost_model),
     )
+
+
+def _chunk_keys(where, invariant):
+    if isinstance(invariant, bool):
+        return _plait.INVARIANT_CHUNK if invariant else 0
+    keys = integer(where, "invariant", invariant)
+    if keys not in (512, 1024, 2048):
+        raise ValueError(
+            f"{where}: invariant is {keys}; it must be True, False, or the keys of a chunk: "
+            "512, 1024 or 2048"
+        )
+    return keys
 
 
 def _dtype_name(dtype):
@@ -154,7 +172,13 @@ class Attention:
     those on the device are planned. kernel: "auto"; on CUDA "plain", the slow,
     obvious one, "sm80" or "sm90a", also in a tile of query rows x keys x stages, "sm80 128x64x2" or
     "sm90 128x144x2"; on the CPU "cpu x86-64-v4", "cpu x86-64-v3" or "cpu baseline", for
+    built-in variants, where the machine has these instructions. invariant: True makes the bits of
+    a row depend on its own query and keys alone, not on the batch around it, on how it is cut or on
+    how the cache lies; they are folded in chunks of 2048 keys, or of 512 or 1024, given instead of
+    True (docs/invariant.md has the contract and what it costs).
     built-in variants, where the machine has these instructions.
+    cost_model: a file that `plait tune -o` wrote on this GPU, whose costs plans are made by; None:
+    those shipped. Plan.cost_model says which; equal lengths give equal plans under equal costs.
     Raises ValueError for what no kernel takes, RuntimeError without driver, NVRTC or memory.
     Not for two threads at once: plan() and run() raise ValueError then.
 
@@ -189,6 +213,8 @@ class Attention:
         scheduler: str = "auto",
         kernel: str = "auto",
         max_ctas: int = 0,
+        invariant: bool | int = False,
+        cost_model: str | os.PathLike | None = None,
     ):
         config = _config(
             "Attention",
@@ -207,6 +233,8 @@ class Attention:
             scheduler=scheduler,
             kernel=kernel,
             max_ctas=max_ctas,
+            invariant=invariant,
+            cost_model=cost_model,
         )
         if parse_device(device)[0] != 1:
             use_wheels()
@@ -219,6 +247,7 @@ class Attention:
         self._has_lse = True if variant is None else variant.use_softmax
         self._workspace_bytes = _plait.workspace_bytes(config)
         self._tables = None
+        self._captured = []
 
     @property
     def workspace_bytes(self) -> int:
@@ -274,8 +303,9 @@ class Attention:
         take part in nothing. Lengths are not checked but forced within the bounds, so that wrong
         ones give wrong results; where keys lie (kv_begin, kv_indptr, kv_page_indptr, request_map,
         page ids) goes unchecked, and wrong values read other memory. What a captured plan() reads
-        must live, at its address, as long as the graph: this object keeps it only until its next
-        plan(). The first such plan() loads its kernel and allocates memory; later ones only launch.
+        lives as long as this object, which must outlive the graph. The first such plan() loads its
+        kernel and allocates memory; later ones only launch.
+
         levels: of a ComposedKv, as many Level as it has levels, or what compose_radix() made.
 
         Variant custom_mask() takes one of packed_custom_mask, uint8 bits (little-endian; each
@@ -317,8 +347,10 @@ class Attention:
         """plan() without the copy that it returns."""
         queries = queries or {}
         self._impl.plan(qo_indptr, tables, levels, queries, stream)
-        # Device arrays are borrowed until the next plan.
+        # Device arrays are borrowed until the next plan, by a graph as long as it may be replayed.
         self._tables = (qo_indptr, tables, levels, queries)
+        if self._impl.planned_in_capture:
+            self._captured.append(self._tables)
 
     def run(
         self,

@@ -35,17 +35,21 @@ def attention_work(
     kv_dtype=None,
     causal=True,
     window_left=-1,
+    shared_len=0,
 ):
     """(flops, bytes) of one run: two GEMMs over visible pairs; q, out, lse and each request's
-    keys and values once, as if nothing were shared between requests or read twice. Keys that a
-    window hides from all queries are not counted."""
+    keys and values once, and once for all of them the first shared_len keys, which are the same.
+    Keys that a window hides from all queries are not counted (nor are any then shared)."""
+    if shared_len and window_left >= 0:
+        raise ValueError("attention_work: shared_len with window_left is not counted")
     q_len, kv_len = np.broadcast_arrays(np.asarray(q_len, np.int64), np.asarray(kv_len, np.int64))
     pairs = visible_pairs(q_len, kv_len, causal=causal, window_left=window_left)
     read = np.where(q_len > 0, kv_len, 0)
     if window_left >= 0:
         read = np.minimum(read, q_len + window_left)
     dims = head_dim_qk + head_dim_vo
-    tokens, keys = int(q_len.sum()), int(read.sum())
+    tokens = int(q_len.sum())
+    keys = int(read.sum()) - shared_len * max(int((q_len > 0).sum()) - 1, 0)
     flops = 2 * pairs * num_qo_heads * dims
     moved = tokens * num_qo_heads * dims * DTYPE_BYTES[dtype]
     moved += keys * num_kv_heads * dims * DTYPE_BYTES[kv_dtype or dtype]

@@ -95,7 +95,8 @@ class Plan:
     (of compose_radix) are structured; cta_item_indptr, token_request, token_position, row_map,
     merge_indptr and merge_sources are int32. Numbers: chosen, num_ctas, num_tokens, num_requests,
     num_levels, num_partial_rows, lists_per_head, total_keys, causal, window_left, sink_tokens,
-    kv_bytes (of a key and its value, all heads; 0: unknown). candidates: dicts of the cuts that
+    kv_bytes (of a key and its value, all heads; 0: unknown). cost_model: where the costs come from
+    that it was planned by, text ("shipped, sm90 decode"). candidates: dicts of the cuts that
     were scored; balance: modelled time of the busiest CTA over the mean. `str(plan)` is a table;
     plans compare with ==.
     target: what it was planned for, a dict of PlanTarget's fields; None of a plan out of JSON.
@@ -186,7 +187,8 @@ class Plan:
     def explain_json(self) -> str:
         """explain() as one JSON object: kv_bytes, bytes, bytes_not_read, nodes [{node, parent,
         shared, level, keys, requests, rows, tiles, tile_q, bytes_shared, bytes_not_read,
-        shared_us, flat_us, why}]; why: pays, does_not_pay, too_deep, cannot_join, given."""
+        shared_us, flat_us, why}]; why: pays, does_not_pay, too_deep, cannot_join, given,
+        inside_chunk."""
         return self._data.explain_json()
 
     def to_dict(self) -> dict:
@@ -329,6 +331,8 @@ def make_plan(
     ).items():
         if value is not None:
             target[name] = integer(where, name, value, 0)
+    if any(costs is not None for costs in (fixed_us, us_per_key, merge_us)):
+        target["cost_model"] = "given"
     for i, (name, values, checked) in enumerate(
         (
             ("key_split", key_split, lambda *at: integer(*at, 1, 3)),

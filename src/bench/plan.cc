@@ -20,7 +20,7 @@ constexpr int kGroupSize = 4, kNumKvHeads = 8, kPageSize = 16, kTileQ = 64;
 // kernel, or one of the kernel that also takes prefill (the shape for few rows).
 PlanTarget decode_target(int num_ctas) {
   const bool small = num_ctas > 132;
-  const cuda::KernelCost& cost = small ? cuda::kSm90DecodeCost : cuda::kSm90MixedCost;
+  const KernelCost& cost = small ? cuda::kSm90DecodeCost : cuda::kSm90MixedCost;
   const int shape = small ? 0 : 1;
   PlanTarget target;
   target.num_ctas = num_ctas;

@@ -15,6 +15,7 @@ PlanTarget plan_target(const AttentionConfig& config, int num_threads) {
   target.num_ctas = kCtasPerThread * num_threads;
   if (config.max_ctas > 0) target.num_ctas = std::min(target.num_ctas, config.max_ctas);
   target.tile_kv = kTileKv;
+  target.chunk_keys = config.chunk_keys;
   target.group_size = config.num_qo_heads / config.num_kv_heads;
   target.num_kv_heads = config.num_kv_heads;
   const bool shared = config.kv.num_levels > 1;  // a row block then has the rows of many requests
@@ -30,6 +31,7 @@ PlanTarget plan_target(const AttentionConfig& config, int num_threads) {
   target.merge_us = kMergeUs * dims;
   target.min_split_keys = kMinSplitKeys;
   target.kv_bytes = kv_bytes(config);
+  target.cost_model = "shipped, cpu";
   target.max_partial_rows = max_partial_rows(config, target.num_ctas, target.shapes[0].tile_q);
   return target;
 }

@@ -79,7 +79,7 @@ class CpuExecutor : public Executor {
     current_ = 1 - current_;
   }
 
-  void plan_on_device(const DeviceLengths&, Stream) override {
+  bool plan_on_device(const DeviceLengths&, Stream) override {
     fail("plan: the CPU has no device to plan on");  // its checks let no such array through
   }
 
@@ -150,7 +150,8 @@ class CpuExecutor : public Executor {
     pool_->run(static_cast<int>(tasks.size()), max_threads, [&](int i, int thread) {
       const Task& task = tasks[i];
       kernel_.function({&params, variant, config_.dtype, config_.head_dim_qk, config_.head_dim_vo,
-                        scratch_of(thread), phase, task.index, task.head, task.num_heads});
+                        scratch_of(thread), phase, task.index, task.head, task.num_heads,
+                        config_.chunk_keys});
     });
   }
 

@@ -1,19 +1,13 @@
 // What a tile costs, in microseconds: constants of the planner for each kernel, from times on one
 // H200 (132 multiprocessors, bfloat16, 32/8 heads, head_dim 128; `plait bench prefill|decode`),
-// never measured at run time.
+// never measured at run time. `plait tune` measures them on another GPU: TunedCosts, which a user
+// may give in their place.
 #pragma once
 #include "host_device/config.h"
 #include "host_device/convert.h"
-#include "plait/plan.h"
+#include "plait/kernel_cost.h"
 
 namespace plait::cuda {
-
-struct KernelCost {
-  float fixed_us[2];    // by shape. Starting an item: Q, first loads, mask, epilogue
-  float us_per_key[2];  // by shape, of the whole tile
-  float merge_us;       // a partial tile: writing, arriving, joining
-  int min_split_keys;   // a shorter piece costs more than it saves
-};
 
 // Shape 0, 128 rows: 4 x 4096 tokens in 1110 us causal (2112 keys a tile on average) and 1958 us
 //   full (4096), 31 tiles a CTA: 35.8 and 63.1 us a tile.
@@ -64,18 +58,55 @@ inline long long cache_keys(const KernelConfig& config) {
   return kCacheBytes / (bytes_of(config.dtype_kv) * (config.head_dim_qk + config.head_dim_vo));
 }
 
-inline KernelCost cost_of(const KernelConfig& config) {
+// Which constants a kernel has; the keys of TunedCosts.
+inline const char* kernel_kind(const KernelConfig& config) {
+  switch (template_of(config)) {
+    case Template::kPlain:
+      return "plain";
+    case Template::kSm80:
+      return "sm80";
+    case Template::kSm90:
+      break;
+  }
+  return config.ctas_per_sm > 1               ? "sm90 decode"
+         : config.num_consumer_warpgroups > 2 ? "sm90 wide"
+                                              : "sm90 mixed";
+}
+
+// The sm80 template where its costs were measured: of 128 rows and of few, for one CTA a
+// multiprocessor. Tiles of other sizes by the same two rates as above, by FLOP and by byte.
+inline KernelCost tuned_sm80_cost(const KernelConfig& config, const KernelCost& tuned) {
+  KernelCost cost = sm80_cost(config);
+  const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo) / 256;
+  for (int i = 0; i < config.num_shapes; ++i) {
+    const int rows = config.shapes[i].tile_q;
+    const float scale = rows > 32 ? rows / 128.0f : bytes_of(config.dtype_kv) / 2.0f;
+    cost.us_per_key[i] =
+        tuned.us_per_key[rows > 32 ? 0 : 1] * scale * dims * static_cast<float>(config.ctas_per_sm);
+    cost.fixed_us[i] = tuned.fixed_us[rows > 32 ? 0 : 1];
+  }
+  cost.merge_us = tuned.merge_us;
+  return cost;
+}
+
+// tuned: in place of what is shipped for its kind; null: there is none.
+inline KernelCost cost_of(const KernelConfig& config, const KernelCost* tuned = nullptr) {
+  KernelCost cost;
   switch (template_of(config)) {
     case Template::kPlain:
       return kPlainCost;
     case Template::kSm80:
-      return sm80_cost(config);
+      return tuned != nullptr ? tuned_sm80_cost(config, *tuned) : sm80_cost(config);
     case Template::kSm90:
-      break;
+      cost = config.ctas_per_sm > 1               ? kSm90DecodeCost
+             : config.num_consumer_warpgroups > 2 ? kSm90WideCost
+                                                  : kSm90MixedCost;
   }
-  KernelCost cost = config.ctas_per_sm > 1               ? kSm90DecodeCost
-                    : config.num_consumer_warpgroups > 2 ? kSm90WideCost
-                                                         : kSm90MixedCost;
+  if (tuned != nullptr) {
+    const int min_split_keys = cost.min_split_keys;
+    cost = *tuned;
+    cost.min_split_keys = min_split_keys;
+  }
   if (config.shapes[1].key_split > 2) cost.us_per_key[1] *= kThreePartsOfKeys;
   // Work and bytes of a key go with the head dims. (Softmax does not: below 128 a guess.)
   const float dims = static_cast<float>(config.head_dim_qk + config.head_dim_vo) / 256;

@@ -5,8 +5,20 @@
 
 namespace plait::cuda {
 
+namespace {
+
+// Of sm_90 and later; graphs keep what streams do of it since CUDA 12.3.
+bool takes_dependent_launch(const std::string& arch) {
+  return std::stoi(arch) >= 90 && driver().version >= 12030;
+}
+
+}  // namespace
+
 Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)
-    : name_(source.name), num_threads_(source.num_threads), smem_bytes_(source.smem_bytes) {
+    : name_(source.name),
+      num_threads_(source.num_threads),
+      smem_bytes_(source.smem_bytes),
+      can_depend_(takes_dependent_launch(arch)) {
   const jit::Cubin cubin = jit::compile_cubin(source, arch);
   const Driver& d = driver();
   Module module = nullptr;
@@ -27,7 +39,7 @@ Kernel::Kernel(const jit::KernelSource& source, const std::string& arch)
   check_cuda(d.FuncSetAttribute(function_, kFunctionSmemCarveout, 100), "cuFuncSetAttribute");
 }
 
-void Kernel::launch(unsigned grid, Stream stream, const void* argument) const {
+void Kernel::launch(unsigned grid, Stream stream, const void* argument, bool dependent) const {
   LaunchConfig config{};
   config.grid_x = grid;
   config.grid_y = config.grid_z = 1;
@@ -35,6 +47,11 @@ void Kernel::launch(unsigned grid, Stream stream, const void* argument) const {
   config.block_y = config.block_z = 1;
   config.smem_bytes = static_cast<unsigned>(smem_bytes_);
   config.stream = stream;
+  LaunchAttribute early{};
+  early.id = kLaunchProgrammaticStreamSerialization;
+  early.value.enabled = 1;
+  config.attributes = &early;
+  config.num_attributes = dependent && can_depend_ ? 1 : 0;
   void* arguments[] = {const_cast<void*>(argument)};
   const int error = driver().LaunchKernelEx(&config, function_, arguments, nullptr);
   if (error != kSuccess) [[unlikely]] {
@@ -110,11 +127,14 @@ OutsideCaptures::~OutsideCaptures() {
   driver().ThreadExchangeStreamCaptureMode(&mode_);  // cannot throw here, nor fail with that mode
 }
 
-void refuse_capture(Stream stream, const char* what, const char* instead) {
+bool captures(Stream stream) {
   int status = kCaptureNone;
-  const int error = driver().StreamIsCapturing(stream, &status);
   // The default stream cannot be asked while another one captures: an error that says the same.
-  check(error == kSuccess && status == kCaptureNone, what,
+  return driver().StreamIsCapturing(stream, &status) != kSuccess || status != kCaptureNone;
+}
+
+void refuse_capture(Stream stream, const char* what, const char* instead) {
+  check(!captures(stream), what,
         " was called while its stream captures a CUDA graph (or while another one captures and the "
         "stream is the default one): ",
         instead);

@@ -17,8 +17,10 @@ namespace plait::cuda {
 class Kernel {
  public:
   Kernel(const jit::KernelSource& source, const std::string& arch);  // context is current
-  // `argument`: the kernel's one parameter, at least as many bytes as it has.
-  void launch(unsigned grid, Stream stream, const void* argument) const;
+  // `argument`: the kernel's one parameter, at least as many bytes as it has. dependent: where the
+  // GPU can, it begins while the kernel before it is ending, for which it waits itself
+  // (kernels/ptx/dependent_launch.cuh).
+  void launch(unsigned grid, Stream stream, const void* argument, bool dependent = true) const;
   const std::string& name() const { return name_; }
   int num_threads() const { return num_threads_; }
 
@@ -26,6 +28,7 @@ class Kernel {
   std::string name_;
   Function function_ = nullptr;  // its module is never unloaded: a captured graph may need it
   int num_threads_, smem_bytes_;
+  bool can_depend_;
 };
 
 class GpuDevice {
@@ -80,6 +83,8 @@ class OutsideCaptures {
   int mode_;  // the thread's own, while the relaxed one is in force
 };
 
+// Whether `stream` captures a CUDA graph. The context is current.
+bool captures(Stream stream);
 // Throws ArgumentError if `stream` captures a CUDA graph: "<what> ...". The context is current.
 void refuse_capture(Stream stream, const char* what, const char* instead);
 

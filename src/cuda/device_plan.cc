@@ -62,6 +62,9 @@ PlanLengthsCall plan_lengths_call(const AttentionConfig& config, const PlanTarge
   call.lengths = lengths;
   call.visible = config.variant.visible;
   call.rules = model.rules;
+  // Where each chunk of a part is a partial row of its own, heads stay whole: cuts change no bit in
+  // invariant mode, and memory for all chunks of the longest lengths would be too much.
+  if (target.chunk_keys > 0) call.rules.min_piece = 1 << 30;
   std::copy(std::begin(model.shapes), std::end(model.shapes), call.shapes);
   std::copy(std::begin(model.tile_q), std::end(model.tile_q), call.tile_q);
   call.num_shapes = model.num_shapes;

@@ -34,19 +34,30 @@ using cuda::GpuDevice;
 // What a window's keys begin at a multiple of: with the sm90 template at 16 of them and a page,
 // where that divides a tile.
 int kv_align(const AttentionConfig& config, const KernelConfig& kernel) {
-  if (template_of(kernel) != Template::kSm90) return kernel.tile_kv;
+  if (template_of(kernel) != Template::kSm90 || is_fp8(kernel.dtype_kv)) return kernel.tile_kv;
   const int align = std::lcm(16, config.kv.kind == KvFormat::kRagged ? 1 : config.kv.page_size);
   return kernel.tile_kv % align == 0 ? align : kernel.tile_kv;
 }
 
 PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel,
                        const cuda::GpuInfo& gpu) {
-  const cuda::KernelCost cost = cuda::cost_of(kernel);
+  const std::string kind = cuda::kernel_kind(kernel);
+  const KernelCost* tuned = nullptr;
+  if (config.tuned_costs) {
+    check(config.tuned_costs->arch == gpu.arch, "attention: cost_model is of sm_",
+          config.tuned_costs->arch, ", but ", to_string(config.device), " is sm_", gpu.arch,
+          "; `plait tune` measures one there");
+    const auto found = config.tuned_costs->kernels.find(kind);
+    if (found != config.tuned_costs->kernels.end()) tuned = &found->second;
+  }
+  const KernelCost cost = cuda::cost_of(kernel, tuned);
   PlanTarget target;
+  target.cost_model = concat(tuned != nullptr ? config.tuned_costs->name : "shipped", ", ", kind);
   target.num_ctas = gpu.num_multiprocessors * kernel.ctas_per_sm;
   if (config.max_ctas > 0) target.num_ctas = std::min(target.num_ctas, config.max_ctas);
   target.tile_kv = kernel.tile_kv;
   target.kv_align = kv_align(config, kernel);
+  target.chunk_keys = kernel.chunk_keys;
   target.group_size = config.num_qo_heads / config.num_kv_heads;
   target.num_kv_heads = config.num_kv_heads;
   target.num_shapes = kernel.num_shapes;
@@ -64,6 +75,12 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   target.kv_bytes = kv_bytes(config);
   target.max_partial_rows = max_partial_rows(config, target.num_ctas, kernel.shapes[0].tile_q);
   return target;
+}
+
+WorkspaceLayout layout_of(const AttentionConfig& config, const PlanTarget& target,
+                          const KernelConfig& kernel) {
+  return workspace_layout(target.max_partial_rows, config.head_dim_vo,
+                          static_cast<long long>(target.num_ctas) * fold_floats(kernel));
 }
 
 // The sm80 and sm90 kernels move rows in units of 16 bytes.
@@ -172,7 +189,7 @@ class CudaExecutor : public Executor {
     staging_.release(image, stream);
   }
 
-  void plan_on_device(const DeviceLengths& lengths, cuda::Stream stream) override {
+  bool plan_on_device(const DeviceLengths& lengths, cuda::Stream stream) override {
     const CurrentDevice current(device_);
     // Made at its first use, since many never do, and never again: a captured graph plans into it.
     if (device_plan_.data() == nullptr) {
@@ -185,6 +202,7 @@ class CudaExecutor : public Executor {
                                 static_cast<char*>(head_.data()),
                                 static_cast<unsigned*>(counters_.data()), kTicketCounters);
     plan_lengths_->launch(1, stream, &call);
+    return cuda::captures(stream);
   }
 
   void run(const Params& given, std::span<const unsigned long long> variant_slots,
@@ -197,6 +215,7 @@ class CudaExecutor : public Executor {
     char* const memory = static_cast<char*>(workspace.data());
     params.partial_out = reinterpret_cast<float*>(memory);
     params.partial_lse = reinterpret_cast<float*>(memory + layout().partial_lse);
+    params.folds = reinterpret_cast<float*>(memory + layout().folds);
     params.tickets = static_cast<unsigned*>(counters_.data());
     params.arrived = params.tickets + kTicketCounters;
 
@@ -228,9 +247,7 @@ class CudaExecutor : public Executor {
   static constexpr std::size_t kMaxArgumentBytes = 4096;  // of a kernel, before CUDA 12.1
 
   std::size_t head_bytes() const { return cuda::head_bytes(target_.num_ctas); }
-  WorkspaceLayout layout() const {
-    return workspace_layout(target_.max_partial_rows, config_.head_dim_vo);
-  }
+  WorkspaceLayout layout() const { return layout_of(config_, target_, kernel_config_); }
 
   void make_variant_tables() {
     const std::vector<VariantTable> tables =
@@ -348,7 +365,7 @@ long long cuda_workspace_bytes(const AttentionConfig& config) {
   const cuda::GpuInfo& gpu = GpuDevice::get(config.device.id).info();
   const KernelConfig kernel = cuda::choose_kernel(config, gpu.arch);
   const PlanTarget target = make_target(config, kernel, gpu);
-  return workspace_layout(target.max_partial_rows, config.head_dim_vo).bytes;
+  return layout_of(config, target, kernel).bytes;
 }
 
 }  // namespace plait

@@ -1,6 +1,7 @@
 #include "cuda/kernel_choice.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 
 #include "cuda/sm90_tiles.h"
@@ -263,7 +264,8 @@ TileQuery tile_query(const AttentionConfig& config, const std::string& arch, Loa
                   .average_rows = 0,
                   .most_rows = bounds.longest_q() * group_size,
                   .dtype_kv = config.dtype_kv(),
-                  .transforms_kv = transforms_kv(config.variant)};
+                  .transforms_kv = transforms_kv(config.variant),
+                  .chunk_keys = config.chunk_keys};
   const long long requests = std::max(bounds.requests, 1);
   const long long average_len =
       std::min<long long>((bounds.query_tokens + requests - 1) / requests, bounds.longest_q());
@@ -292,6 +294,42 @@ void check_sm90_tile(const AttentionConfig& config, const KernelConfig& kernel) 
   check(!config.variant.custom_mask() || kernel.tile_kv <= kMostMaskedKeys,
         "attention: kernel is '", config.kernel, "', and variant '", config.variant.name(),
         "' takes mask bits of at most ", kMostMaskedKeys, " keys a tile");
+}
+
+// Invariant mode: keys of a tile by head dims, the same for any rows. Decode has the tile that it
+// has anyway; prefill reads 64 rather than 80 or 128 keys a tile.
+int invariant_tile_kv(const AttentionConfig& config) {
+  const int panels =
+      std::max(sm90::panels_of(config.head_dim_qk), sm90::panels_of(config.head_dim_vo));
+  return panels <= 2 ? 64 : 32;
+}
+
+// `sm90` in invariant mode: one shape, whose warpgroups have rows of their own.
+KernelConfig invariant_sm90(KernelConfig sm90, const AttentionConfig& config, bool wide) {
+  sm90.num_shapes = 1;
+  sm90.shapes[1] = {};
+  const int tile_kv = invariant_tile_kv(config);
+  const int most_stages = is_fp8(config.dtype_kv()) ? 2 : 4;
+  KernelConfig best{};
+  for (const int tile_q : {wide ? 192 : sm90.shapes[0].tile_q, sm90.shapes[0].tile_q}) {
+    for (int stages = most_stages; stages >= 2; --stages) {
+      const KernelConfig c = with_tile(sm90, {tile_q, tile_kv, stages});
+      const bool as_wished =
+          c.ctas_per_sm == sm90.ctas_per_sm && c.num_q_stages == sm90.num_q_stages;
+      if (as_wished || (best.ctas_per_sm == 0 && c.ctas_per_sm > 0)) best = c;
+      if (as_wished) break;
+    }
+    if (best.ctas_per_sm > 0) break;
+  }
+  if (best.ctas_per_sm == 0) fail("sm90: no tile of invariant mode fits");
+  best.chunk_keys = config.chunk_keys;
+  return best;
+}
+
+void check_invariant_tile(const AttentionConfig& config, int given, int taken) {
+  check(given == taken, "attention: kernel is '", config.kernel, "', of ", given,
+        " keys a tile; in invariant mode all tiles of head_dim_qk ", config.head_dim_qk,
+        " and head_dim_vo ", config.head_dim_vo, " have ", taken, " keys");
 }
 
 }  // namespace
@@ -324,7 +362,9 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
           "; 'auto' and 'plain' run it");
   }
   const bool any = config.kernel == "auto";
-  if (is_sm90(config.kernel) || (any && arch == "90a" && sm90 && !widens_in_registers(config))) {
+  const bool invariant = config.chunk_keys > 0;  // then one template has all rows
+  const bool decodes_on_sm80 = widens_in_registers(config) && !invariant;
+  if (is_sm90(config.kernel) || (any && arch == "90a" && sm90 && !decodes_on_sm80)) {
     // Boxes of a page are whole periods of the swizzle: 8 rows.
     const Loader loader = ragged                         ? Loader::kAffine
                           : config.kv.page_size % 8 == 0 ? Loader::kPaged
@@ -338,6 +378,7 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
       const KernelConfig kernel = of_rows(max_rows(config));
       const bool wide =
           !fp8 && takes_third_warpgroup(config.variant) && wants_third_warpgroup(config);
+      if (invariant) return invariant_sm90(kernel, config, wide);
       if (wide && wants_long_tile(config)) {
         const KernelConfig long_tile = with_tile(kernel, {128, 160, 2});
         if (long_tile.ctas_per_sm > 0) return long_tile;
@@ -345,17 +386,33 @@ KernelConfig choose_kernel(const AttentionConfig& config, const std::string& arc
       return wide ? with_third_warpgroup(kernel, !config.variant.parts.empty()) : kernel;
     }
     const Sm90Tile tile = parse_sm90_tile(config.kernel.substr(5));
-    const KernelConfig kernel = with_tile(of_rows(tile.tile_q), tile);
+    KernelConfig from = of_rows(tile.tile_q);
+    if (invariant) {
+      check_invariant_tile(config, tile.tile_kv, invariant_tile_kv(config));
+      from.num_shapes = 1;
+      from.shapes[1] = {};
+      from.chunk_keys = config.chunk_keys;
+    }
+    const KernelConfig kernel = with_tile(from, tile);
     check_sm90_tile(config, kernel);
     return kernel;
   }
   if (is_sm80(config.kernel) || (any && sm80)) {
     const TileQuery query = tile_query(config, arch, copies);
+    if (invariant && config.kernel.size() > 5) {
+      int tile_q = 0, tile_kv = 0;
+      if (std::sscanf(config.kernel.c_str() + 5, "%dx%d", &tile_q, &tile_kv) == 2) {
+        check_invariant_tile(config, tile_kv, kInvariantTileKv);
+        check(tile_q >= 32, "attention: kernel is '", config.kernel, "', whose warps share ",
+              tile_q, " rows; in invariant mode tiles have 32, 64 or 128 rows");
+      }
+    }
     return config.kernel.size() > 5 ? forced_tile(query, config.kernel.substr(5))
                                     : choose_tiles(query);
   }
   KernelConfig plain = plain_config(config.dtype, config.head_dim_qk, config.head_dim_vo, copies);
   plain.dtype_kv = config.dtype_kv();
+  plain.chunk_keys = config.chunk_keys;
   return plain;
 }
 

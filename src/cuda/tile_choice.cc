@@ -140,8 +140,16 @@ TileCandidate make_candidate(const TileQuery& query, const ArchLimits& limits, i
   c.num_shapes = 1;
   const int split = key_split(tile_q, tile_kv, num_warps);
   if (split == 0 || 32 * num_warps < tile_kv) return candidate;
+  if (query.chunk_keys > 0) {
+    if (tile_q < 16 || split > 1 || few_rows > 0 || tile_kv != kInvariantTileKv) return candidate;
+    // Products of a 16-bit tile are of Q's dtype, those of fp8 in registers of float16.
+    if ((wide_tiles > 0) != (is_fp8(c.dtype_kv) && query.transforms_kv)) return candidate;
+    c.chunk_keys = query.chunk_keys;
+  }
   // Two warps hide too little of what each other does: only where four cannot share the tile out.
-  if (num_warps == 2 && key_split(tile_q, tile_kv, 4) > 0) return candidate;
+  const bool four_can =
+      query.chunk_keys > 0 ? key_split(tile_q, tile_kv, 4) == 1 : key_split(tile_q, tile_kv, 4) > 0;
+  if (num_warps == 2 && four_can) return candidate;
   c.shapes[0] = shape_of(tile_q, split);
   if (few_rows > 0) {
     const int few_split = key_split(few_rows, tile_kv, num_warps);
@@ -208,7 +216,8 @@ std::vector<TileCandidate> tile_candidates(const TileQuery& query, int tile_q) {
 }
 
 KernelConfig choose_tiles(const TileQuery& query) {
-  const int wanted = choose_tile_q(query.average_rows, query.most_rows);
+  int wanted = choose_tile_q(query.average_rows, query.most_rows);
+  if (query.chunk_keys > 0) wanted = std::max(wanted, 32);  // of two warps
   for (int i = static_cast<int>(std::size(kTileQ)) - 1; i >= 0; --i) {
     if (kTileQ[i] > wanted) continue;
     const std::vector<TileCandidate> candidates = tile_candidates(query, kTileQ[i]);

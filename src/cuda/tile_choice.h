@@ -31,7 +31,12 @@ struct TileQuery {
   long long most_rows;                 // that a row block may have
   std::optional<Dtype> dtype_kv = {};  // fp8; else dtype
   bool transforms_kv = false;          // functors rewrite rows of K or V
+  int chunk_keys = 0;                  // invariant mode: kInvariantTileKv alone, and no split keys
 };
+
+// Keys of a tile in invariant mode, the same for every tile_q of a head dim: what leaves warps with
+// rows of their own registers, and CTAs of 32 rows the shared memory of any architecture.
+inline constexpr int kInvariantTileKv = 64;
 
 // One way to do it, and what follows from it.
 struct TileCandidate {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formats/index_array.h"
+#include "formats/table_refusals.h"
 
 namespace plait {
 namespace {
@@ -11,20 +12,18 @@ constexpr char kOneEach[] = "one entry a request";
 constexpr char kIndptrSize[] = "one more than there are requests";
 
 // An array that is given has to be beside qo_indptr.
+void check_beside_qo_indptr(bool on_cpu, const char* name, const Device& device) {
+  if (!on_cpu) return;
+  refuse("plan: ", name, " is on the cpu, but qo_indptr is on ", to_string(device),
+         "; give all index arrays there, or all lengths on the cpu");
+}
 IndexArray take(const TensorView& tensor, const char* name, const Device& device) {
   IndexArray array(tensor, {"plan", name}, device);
-  if (array.given() && array.on_host()) {
-    refuse("plan: ", name, " is on the cpu, but qo_indptr is on ", to_string(device),
-           "; give all index arrays there, or all lengths on the cpu");
-  }
+  check_beside_qo_indptr(array.given() && array.on_host(), name, device);
   return array;
 }
 IndexView view_of(const IndexArray& array) {
   return {array.data(), array.stride(), array.index_bytes()};
-}
-
-void refuse_given(const TensorView& tensor, const char* name, const char* why) {
-  if (tensor.defined()) refuse("plan: ", name, " is given, but ", why);
 }
 
 void refuse_what_the_host_reads(const AttentionConfig& config, const Batch& batch) {
@@ -50,17 +49,11 @@ void refuse_what_the_host_reads(const AttentionConfig& config, const Batch& batc
 }
 
 void take_ragged(const KvTables& tables, long long n, const Device& device, DeviceLengths& out) {
-  constexpr char kRagged[] = "it has no meaning for ragged K and V";
-  refuse_given(tables.kv_page_indptr, "kv_page_indptr", kRagged);
-  refuse_given(tables.kv_page_indices, "kv_page_indices", kRagged);
-  refuse_given(tables.kv_last_page_len, "kv_last_page_len", kRagged);
-  refuse_given(tables.block_table, "block_table", kRagged);
-  refuse_given(tables.request_map, "request_map", kRagged);
   const IndexArray indptr = take(tables.kv_indptr, "kv_indptr", device);
   if (indptr.given()) {
     constexpr char kWhy[] = "kv_indptr says the same, and on the device they cannot be compared";
-    refuse_given(tables.kv_begin, "kv_begin", kWhy);
-    refuse_given(tables.kv_len, "kv_len", kWhy);
+    refuse_given(tables.kv_begin, {"plan", "kv_begin"}, kWhy);
+    refuse_given(tables.kv_len, {"plan", "kv_len"}, kWhy);
     indptr.require_size(n + 1, kIndptrSize);
     out.kv_indptr = view_of(indptr);
     return;
@@ -78,7 +71,6 @@ void take_ragged(const KvTables& tables, long long n, const Device& device, Devi
 }
 
 void take_csr(const KvTables& tables, long long n, const Device& device, DeviceLengths& out) {
-  refuse_given(tables.request_map, "request_map", "it has no meaning without block_table");
   const IndexArray indptr = take(tables.kv_page_indptr, "kv_page_indptr", device);
   const IndexArray indices = take(tables.kv_page_indices, "kv_page_indices", device);
   if (!indptr.given()) {
@@ -114,20 +106,9 @@ void take_csr(const KvTables& tables, long long n, const Device& device, DeviceL
 }
 
 void take_padded(const KvTables& tables, long long n, const Device& device, DeviceLengths& out) {
-  constexpr char kBeside[] = "it has no meaning beside block_table";
-  refuse_given(tables.kv_page_indptr, "kv_page_indptr", kBeside);
-  refuse_given(tables.kv_page_indices, "kv_page_indices", kBeside);
-  refuse_given(tables.kv_last_page_len, "kv_last_page_len", kBeside);
   const TensorView& block_table = tables.block_table;
-  const ArrayName name{"plan", "block_table"};
-  if (block_table.ndim != 2) {
-    refuse("plan: block_table is ", describe(block_table), "; it must be 2-D: [rows, max blocks]");
-  }
-  check_index_tensor(block_table, name, device);
-  if (block_table.on_cpu()) {
-    refuse("plan: block_table is on the cpu, but qo_indptr is on ", to_string(device),
-           "; give all index arrays there, or all lengths on the cpu");
-  }
+  check_block_table(block_table, {"plan", "block_table"}, device);
+  check_beside_qo_indptr(block_table.on_cpu(), "block_table", device);
   const IndexArray kv_len = take(tables.kv_len, "kv_len", device);
   if (!kv_len.given()) refuse("plan: kv_len is missing; block_table needs it");
   kv_len.require_size(n, kOneEach);
@@ -182,14 +163,12 @@ DeviceLengths take_device_lengths(const AttentionConfig& config, const Batch& ba
   out.max_query_tokens = bounds.query_tokens;
   out.max_q_len = bounds.longest_q();
   out.max_kv_len = bounds.keys;
+  refuse_unread_tables(batch.kv, config.kv, "plan");
   if (config.kv.kind == KvFormat::kRagged) {
     take_ragged(batch.kv, n, device, out);
     return out;
   }
   out.page_size = config.kv.page_size;
-  constexpr char kPaged[] = "it has no meaning for paged K and V";
-  refuse_given(batch.kv.kv_indptr, "kv_indptr", kPaged);
-  refuse_given(batch.kv.kv_begin, "kv_begin", kPaged);
   if (batch.kv.block_table.defined()) {
     take_padded(batch.kv, n, device, out);
   } else {

@@ -2,6 +2,8 @@
 
 #include <climits>
 
+#include "formats/table_refusals.h"
+
 namespace plait {
 namespace {
 
@@ -41,6 +43,7 @@ KeyLists::KeyLists(const KvFormat& format, const KvTables& tables, long long num
       list_word_(list_word),
       where_(where),
       device_(device) {
+  refuse_unread_tables(tables, format, where, level);
   kv_len_ = IndexArray(tables.kv_len, name("kv_len"), device);
   if (kv_len_.given()) kv_len_.require_host(num_lists, kOneEach);
   if (format.kind == KvFormat::kRagged) {
@@ -52,20 +55,9 @@ KeyLists::KeyLists(const KvFormat& format, const KvTables& tables, long long num
   }
 }
 
-void KeyLists::refuse_beside(const TensorView& tensor, const char* array, const char* other) const {
-  if (!tensor.defined()) return;
-  refuse(name(array).text(), " is given, but it has no meaning ", other);
-}
-
 void KeyLists::take_ragged(const KvTables& tables, long long num_lists) {
-  constexpr char kWhere[] = "for ragged K and V";
-  refuse_beside(tables.kv_page_indptr, "kv_page_indptr", kWhere);
-  refuse_beside(tables.kv_page_indices, "kv_page_indices", kWhere);
-  refuse_beside(tables.kv_last_page_len, "kv_last_page_len", kWhere);
-  refuse_beside(tables.block_table, "block_table", kWhere);
-  refuse_beside(tables.request_map, "request_map", kWhere);
   if (tables.kv_indptr.defined()) {
-    refuse_beside(tables.kv_begin, "kv_begin", "beside kv_indptr");
+    refuse_given(tables.kv_begin, name("kv_begin"), "it has no meaning beside kv_indptr");
     kind_ = kIndptr;
     indptr_ = IndexArray(tables.kv_indptr, name("kv_indptr"), device_);
     indptr_.require_host(num_lists + 1, kIndptrSize);
@@ -89,10 +81,6 @@ void KeyLists::take_ragged(const KvTables& tables, long long num_lists) {
 
 void KeyLists::take_csr(const KvTables& tables, long long num_lists) {
   kind_ = kCsr;
-  constexpr char kWhere[] = "for paged K and V";
-  refuse_beside(tables.kv_indptr, "kv_indptr", kWhere);
-  refuse_beside(tables.kv_begin, "kv_begin", kWhere);
-  refuse_beside(tables.request_map, "request_map", "without block_table");
   indptr_ = IndexArray(tables.kv_page_indptr, name("kv_page_indptr"), device_);
   indices_ = IndexArray(tables.kv_page_indices, name("kv_page_indices"), device_);
   last_page_len_ = IndexArray(tables.kv_last_page_len, name("kv_last_page_len"), device_);
@@ -132,18 +120,8 @@ void KeyLists::take_csr(const KvTables& tables, long long num_lists) {
 
 void KeyLists::take_padded(const KvTables& tables, long long num_lists) {
   kind_ = kPadded;
-  constexpr char kBeside[] = "beside block_table";
-  refuse_beside(tables.kv_indptr, "kv_indptr", "for paged K and V");
-  refuse_beside(tables.kv_begin, "kv_begin", "for paged K and V");
-  refuse_beside(tables.kv_page_indptr, "kv_page_indptr", kBeside);
-  refuse_beside(tables.kv_page_indices, "kv_page_indices", kBeside);
-  refuse_beside(tables.kv_last_page_len, "kv_last_page_len", kBeside);
   block_table_ = tables.block_table;
-  if (block_table_.ndim != 2) {
-    refuse(name("block_table").text(), " is ", describe(block_table_),
-           "; it must be 2-D: [rows, max blocks]");
-  }
-  check_index_tensor(block_table_, name("block_table"), device_);
+  check_block_table(block_table_, name("block_table"), device_);
   pages_on_host_ = block_table_.on_cpu();
   if (!kv_len_.given()) refuse(name("kv_len").text(), " is missing; block_table needs it");
   request_map_ = IndexArray(tables.request_map, name("request_map"), device_);

@@ -39,7 +39,6 @@ class KeyLists {
   void take_ragged(const KvTables& tables, long long num_lists);
   void take_csr(const KvTables& tables, long long num_lists);
   void take_padded(const KvTables& tables, long long num_lists);
-  void refuse_beside(const TensorView& tensor, const char* array, const char* other) const;
   void check_agrees(long long i, long long len, const IndexArray& other) const;
   long long row(long long i) const;  // of block_table
   long long csr_pages(long long i) const;

@@ -1,6 +1,7 @@
 #include "formats/radix_tree.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace plait {
 namespace {
@@ -81,6 +82,9 @@ PrefixTree read_tree(const RadixTree& given, const TensorView& qo_indptr, const 
                   .kv_len = std::vector<int>(n),
                   .kv_end = std::vector<int>(n),
                   .list = std::vector<int>(n),
+                  .list_begin = std::vector<int>(n),
+                  .num_given = static_cast<int>(n),
+                  .rest_of = {},
                   .request_node = {},
                   .request_kv_len = {},
                   .q_len = lengths_of(qo_indptr, "qo_indptr"),
@@ -151,6 +155,9 @@ PrefixTree read_hashes(const BlockHashes& given, const TensorView& qo_indptr,
                   .kv_len = {},
                   .kv_end = {},
                   .list = {},
+                  .list_begin = {},
+                  .num_given = 0,
+                  .rest_of = {},
                   .request_node = std::vector<int>(n, -1),
                   .request_kv_len = std::vector<int>(n),
                   .q_len = std::move(q_len),
@@ -200,6 +207,8 @@ PrefixTree read_hashes(const BlockHashes& given, const TensorView& qo_indptr,
       tree.kv_len.push_back(kv_end - kv_begin);
       tree.kv_end.push_back(kv_end);
       tree.list.push_back(*begin);
+      tree.list_begin.push_back(0);
+      ++tree.num_given;
     }
     // Those that end here, then those that go on, by what follows. Equal ones keep their order.
     const auto going_on = std::stable_partition(begin, end, [&](int r) {
@@ -219,6 +228,36 @@ PrefixTree read_hashes(const BlockHashes& given, const TensorView& qo_indptr,
     std::reverse(groups.begin() + first_group, groups.end());
   }
   return tree;
+}
+
+void cut_at_chunks(PrefixTree& tree, int chunk_keys, const KvFormat& format) {
+  const int page_size = format.kind == KvFormat::kPaged ? format.page_size : 1;
+  const int unit = std::lcm(chunk_keys, page_size);
+  std::vector<int> order;
+  std::vector<int> rest(tree.parent.size(), -1);
+  for (const int node : tree.order) {
+    if (const int above = tree.parent[node]; above >= 0 && rest[above] >= 0) {
+      tree.parent[node] = rest[above];
+    }
+    order.push_back(node);
+    const int begin = tree.kv_end[node] - tree.kv_len[node];
+    const int cut = tree.kv_end[node] / unit * unit;
+    if (cut <= begin || cut == tree.kv_end[node] || (cut - begin) % page_size != 0) continue;
+    rest[node] = static_cast<int>(tree.parent.size());
+    order.push_back(rest[node]);
+    tree.rest_of.push_back(node);
+    tree.parent.push_back(node);
+    tree.kv_len.push_back(tree.kv_end[node] - cut);
+    tree.kv_end.push_back(tree.kv_end[node]);
+    tree.list.push_back(tree.list[node]);
+    tree.list_begin.push_back(tree.lists_of_requests ? 0 : cut - begin);
+    tree.kv_len[node] = cut - begin;
+    tree.kv_end[node] = cut;
+  }
+  tree.order = std::move(order);
+  for (int& node : tree.request_node) {
+    if (node >= 0 && rest[node] >= 0) node = rest[node];
+  }
 }
 
 }  // namespace plait

@@ -216,18 +216,18 @@ std::string literal(const KernelConfig& c) {
                                                : "Mma::kScalar";
     shapes += concat(i ? ", " : "", "{", mma, ", ", s.tile_q, ", ", s.key_split, "}");
   }
-  return concat("KernelConfig{.dtype_q = ", literal(c.dtype_q),
-                ", .dtype_kv = ", literal(c.dtype_kv), ", .dtype_out = ", literal(c.dtype_out),
-                ", .head_dim_qk = ", c.head_dim_qk, ", .head_dim_vo = ", c.head_dim_vo,
-                ", .loader = ", literal(c.loader), ", .tile_kv = ", c.tile_kv,
-                ", .num_stages = ", c.num_stages, ", .num_q_stages = ", c.num_q_stages,
-                ", .num_consumer_warpgroups = ", c.num_consumer_warpgroups,
-                ", .producer_registers = ", c.producer_registers,
-                ", .consumer_registers = ", c.consumer_registers,
-                ", .ctas_per_sm = ", c.ctas_per_sm, ", .num_shapes = ", c.num_shapes,
-                ", .shapes = {", shapes, "}, .num_warps = ", c.num_warps,
-                ", .num_landing_stages = ", c.num_landing_stages,
-                ", .num_wide_tiles = ", c.num_wide_tiles, "}");
+  return concat(
+      "KernelConfig{.dtype_q = ", literal(c.dtype_q), ", .dtype_kv = ", literal(c.dtype_kv),
+      ", .dtype_out = ", literal(c.dtype_out), ", .head_dim_qk = ", c.head_dim_qk,
+      ", .head_dim_vo = ", c.head_dim_vo, ", .loader = ", literal(c.loader),
+      ", .tile_kv = ", c.tile_kv, ", .num_stages = ", c.num_stages,
+      ", .num_q_stages = ", c.num_q_stages,
+      ", .num_consumer_warpgroups = ", c.num_consumer_warpgroups,
+      ", .producer_registers = ", c.producer_registers,
+      ", .consumer_registers = ", c.consumer_registers, ", .ctas_per_sm = ", c.ctas_per_sm,
+      ", .num_shapes = ", c.num_shapes, ", .shapes = {", shapes, "}, .num_warps = ", c.num_warps,
+      ", .num_landing_stages = ", c.num_landing_stages, ", .num_wide_tiles = ", c.num_wide_tiles,
+      c.chunk_keys > 0 ? concat(", .chunk_keys = ", c.chunk_keys) : "", "}");
 }
 
 std::string names_of_parts(const Variant& variant) {
@@ -246,7 +246,8 @@ std::string describe(const KernelConfig& c) {
   if (c.head_dim_vo != c.head_dim_qk) dims += concat("/", c.head_dim_vo);
   std::string dtypes = short_name(c.dtype_q);
   if (c.dtype_kv != c.dtype_q) dtypes += concat("/", short_name(c.dtype_kv));
-  return concat(dtypes, " ", dims, " ", short_name(c.loader), " ", shapes);
+  return concat(dtypes, " ", dims, " ", short_name(c.loader), " ", shapes,
+                c.chunk_keys > 0 ? concat(" invariant ", c.chunk_keys) : "");
 }
 
 // What turns naps on (kernels/ptx/nap.cuh): of the text, by which kernels are cached.
@@ -323,6 +324,7 @@ KernelSource assemble_attention(const KernelConfig& config, const Variant& varia
   source.entry = "plait_attention";
   source.num_threads = form.num_threads;
   source.smem_bytes = form.smem_bytes;
+  source.contracts = config.chunk_keys == 0;
   const std::string same_threads =
       kind == Template::kPlain
           ? concat("static_assert(plain::kNumThreads == ", kPlainThreads, ");\n")

@@ -47,6 +47,7 @@ std::vector<std::string> toolkit_includes(const std::string& text) {
 std::vector<std::string> options_for(const KernelSource& source, const std::string& arch) {
   std::vector<std::string> options = {"-arch=sm_" + arch, "-std=c++20", "-default-device",
                                       "--ptxas-options=-v"};
+  if (!source.contracts) options.push_back("-fmad=false");
   // Who keeps the sources reads profiles beside them; for all others lines cost 3 % of the time.
   if (environment("PLAIT_JIT_KEEP")) options.push_back("-lineinfo");
   for (const std::string& dir : toolkit_includes(source.text)) options.push_back("-I" + dir);

@@ -20,6 +20,9 @@ struct KernelSource {
   std::string text;
   int num_threads = 0;
   int smem_bytes = 0;  // dynamic shared memory of a launch
+  // Whether the compiler may make one rounding of a product and a sum, as it likes in each place:
+  // not where kernels of other shapes must have the same bits.
+  bool contracts = true;
 };
 
 // kernels/plain.cuh and kernels/sm90/attention.cuh with a config and a variant.

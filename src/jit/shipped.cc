@@ -77,6 +77,15 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
           cuda::sm90_config(Dtype::kBfloat16, 128, 128, loader, max_rows, Dtype::kE4m3), full()));
     }
   }
+  AttentionConfig invariant;
+  invariant.num_qo_heads = 32;
+  invariant.num_kv_heads = 8;
+  invariant.head_dim_qk = invariant.head_dim_vo = 128;
+  invariant.kv = paged_kv(16);
+  invariant.bounds = {.requests = 4, .query_tokens = 4 * 4096, .keys = 4096, .max_q_len = 4096};
+  invariant.device = {kCuda, 0};
+  invariant.chunk_keys = kInvariantChunk;
+  kernels.push_back(assemble_attention(cuda::choose_kernel(invariant, arch), full()));
   return kernels;
 }
 

@@ -58,7 +58,9 @@ class LevelWriter {
     if (!paged_) {
       i64 first = 0;
       if (end > begin && tree_.lists_of_requests) first = tree_.lists.first_block(list) + begin;
-      if (!run_.empty()) first = tree_.lists.first_block(run_.back());
+      if (!run_.empty()) {
+        first = tree_.lists.first_block(tree_.list[run_.back()]) + tree_.list_begin[run_.back()];
+      }
       to.kv_begin.push_back(first);
       return;
     }
@@ -74,7 +76,8 @@ class LevelWriter {
       append(list, begin / page_size, tree_.lists.num_pages(end) - begin / page_size);
     }
     for (auto it = run_.rbegin(); it != run_.rend(); ++it) {
-      append(tree_.list[*it], 0, tree_.lists.num_pages(tree_.kv_len[*it]));
+      append(tree_.list[*it], tree_.list_begin[*it] / page_size,
+             tree_.lists.num_pages(tree_.kv_len[*it]));
     }
     to.kv_page_indptr.push_back(static_cast<int>(pages.size()));
   }
@@ -86,7 +89,7 @@ class LevelWriter {
   std::vector<int> run_;
 };
 
-ComposedLevels compose(const PrefixTree& tree, const RadixOptions& options) {
+ComposedLevels compose(PrefixTree tree, const RadixOptions& options) {
   const int num_levels = options.format.num_levels;
   check(num_levels >= 2, "compose_radix: the format has ", num_levels,
         " level; make it, and the Attention, with composed_kv(format, num_levels) of 2 ... ",
@@ -95,6 +98,7 @@ ComposedLevels compose(const PrefixTree& tree, const RadixOptions& options) {
   check(max_levels >= 2 && max_levels <= num_levels, "compose_radix: max_levels is ",
         options.max_levels, "; it must be 2 ... ", num_levels,
         ", the levels of the format, or 0 for all");
+  if (options.target.chunk_keys > 0) cut_at_chunks(tree, options.target.chunk_keys, options.format);
   scheduler::ShareChoice choice = scheduler::choose_shared_nodes(tree, options, max_levels);
   std::vector<ComposedLevels::Level> levels = LevelWriter(tree, options.format, choice).write();
   return ComposedLevels(options.format.kind == KvFormat::kPaged, std::move(levels),

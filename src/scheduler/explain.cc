@@ -18,13 +18,16 @@ const char* why_text(int why) {
       return "pays, but other nodes of its path pay more and levels are few";
     case NodeChoice::kCannotJoin:
       return "its keys end inside a page or not in front of those below it";
+    case NodeChoice::kInsideChunk:
+      return "no chunk of invariant mode ends in it";
     default:
       return "levels as given, not weighed";
   }
 }
 const char* why_name(int why) {
-  constexpr const char* kNames[] = {"pays", "does_not_pay", "too_deep", "cannot_join", "given"};
-  return kNames[std::clamp(why, 0, static_cast<int>(NodeChoice::kGiven))];
+  constexpr const char* kNames[] = {"pays",        "does_not_pay", "too_deep",
+                                    "cannot_join", "given",        "inside_chunk"};
+  return kNames[std::clamp(why, 0, static_cast<int>(NodeChoice::kInsideChunk))];
 }
 
 // Bytes that the requests' lists have together, and those that are not read of them.
@@ -86,7 +89,7 @@ std::string explain(const Plan& plan) {
   const auto megabytes = [&](long long bytes) { return static_cast<double>(bytes) * 1e-6; };
   text << "Shared: " << totals.num_shared << " of " << nodes.size() << " nodes over several "
        << "requests; " << megabytes(totals.not_read) << " of " << megabytes(totals.all)
-       << " MB of keys and values not read\n";
+       << " MB of keys and values not read; costs " << plan.cost_model << '\n';
   if (nodes.empty()) return text.str();
   text << "    node  parent   level     keys  requests     rows      tiles    MB shared  "
           "MB not read   shared us     flat us  why\n";
@@ -120,7 +123,8 @@ std::string explain_json(const Plan& plan) {
   const Totals totals = totals_of(plan, nodes);
   std::ostringstream text;
   text << "{\"kv_bytes\": " << plan.kv_bytes << ", \"bytes\": " << totals.all
-       << ", \"bytes_not_read\": " << totals.not_read << ", \"nodes\": [";
+       << ", \"bytes_not_read\": " << totals.not_read << ", \"cost_model\": \"" << plan.cost_model
+       << "\", \"nodes\": [";
   const char* separator = "";
   for (const NodeChoice& node : nodes) {
     text << separator << "{\"node\": " << node.node << ", \"parent\": " << node.parent

@@ -251,6 +251,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
                                                     target.max_partial_rows, scratch, cuts);
     }
     if (candidate.fits) {
+      if (model.chunk_keys > 0) scheduler::split_parts(plan.row_blocks, visible, model, cuts);
       scheduler::number_partial_rows(cuts);
       candidate.fits = cuts.num_partial_rows <= target.max_partial_rows;
     }
@@ -283,6 +284,7 @@ void make_plan(const BsrView& view, const Visibility& visible, const PlanTarget&
 
   plan.num_ctas = model.num_ctas;
   plan.kv_bytes = target.kv_bytes;
+  plan.cost_model = target.cost_model;
   plan.nodes.clear();
   plan.num_partial_rows = scratch.best.num_partial_rows;
   write_items(scratch.best, model, scratch, plan);

@@ -12,13 +12,14 @@ class PrefixSums {
  public:
   PrefixSums(const std::vector<RowTile>& tiles, const CostModel& model)
       : tiles_(tiles), model_(model) {
-    i64 keys = 0, unsplit_ps = 0, pieces_ps = 0, smallest_ps = 0, longest_ps = 0;
+    i64 keys = 0, unsplit_ps = 0, pieces_ps = 0;
+    int smallest = 0, longest = 0;  // units_of
     for (const RowTile& tile : tiles) {
       keys += tile.seen();
       unsplit_ps += unsplit_length(tile, model.rules).total_ps();
       unsplit_end_ps_.push_back(unsplit_ps);
-      smallest_ps =
-          std::max(smallest_ps, smallest_piece_ps(tile, model.shapes[tile.shape], model.rules));
+      smallest = std::max(smallest,
+                          units_of(smallest_piece_ps(tile, model.shapes[tile.shape], model.rules)));
     }
     list_.num_tiles = static_cast<int>(tiles.size());
     list_.chunk = keys_a_cta(keys * model.rules.num_kv_heads, model.rules, model.num_ctas);
@@ -29,41 +30,46 @@ class PrefixSums {
           length_in_pieces(tile, model.shapes[tile.shape], model.rules, list_.chunk);
       pieces_ps += length.total_ps();
       pieces_end_ps_.push_back(pieces_ps);
-      longest_ps = std::max(longest_ps, length.piece_ps);
+      longest = std::max(longest, units_of(length.piece_ps));
     }
     list_.unsplit_end_ps = unsplit_end_ps_.data();
     list_.pieces_end_ps = pieces_end_ps_.data();
-    list_.share_ps[0] = share_of(unsplit_ps, smallest_ps, model.num_ctas);
-    list_.share_ps[1] = share_of(pieces_ps, 0, model.num_ctas);
-    list_.share_ps[2] = share_of(pieces_ps, longest_ps, model.num_ctas);
+    const i64 mean_ps = mean_share(pieces_ps, model.num_ctas);
+    list_.share_ps[0] = share_of(mean_share(unsplit_ps, model.num_ctas), smallest);
+    list_.share_ps[1] = share_of(mean_ps, 0);
+    list_.share_ps[2] = share_of(mean_ps, longest);
   }
 
   // The cuts that are modelled fastest, [num_ctas + 1].
   std::vector<ListCut> best_cuts() const {
     std::vector<ListCut> best, cuts(model_.num_ctas + 1);
-    i64 best_ps = 0;
+    unsigned best_units = 0;
     for (int way = 0; way < num_ways_; ++way) {
       for (int cta = 0; cta <= model_.num_ctas; ++cta) {
         cuts[cta] = cut_list(list_, tiles_, model_.shapes, model_.rules, way, cta);
       }
-      const i64 ps = slowest_ps(cuts);
-      if (best.empty() || ps < best_ps) {
+      const unsigned units = slowest(cuts);
+      if (best.empty() || units < best_units) {
         best = cuts;
-        best_ps = ps;
+        best_units = units;
       }
     }
     return best;
   }
 
  private:
-  i64 slowest_ps(const std::vector<ListCut>& cuts) const {
+  unsigned slowest(const std::vector<ListCut>& cuts) const {
     const auto load = [&](int cta) {
-      return cta < model_.num_ctas ? run_ps(cuts[cta], cuts[cta + 1], model_.shapes, model_.rules)
-                                   : 0;
+      return cta < model_.num_ctas
+                 ? units_of(run_ps(cuts[cta], cuts[cta + 1], model_.shapes, model_.rules))
+                 : 0;
     };
     const auto is_inside = [](const ListCut& cut) { return cut.shape >= 0; };
-    return slowest_of(model_.num_ctas, model_.num_sms, load, 0, 1) +
-           join_ps(model_.num_sms, std::any_of(cuts.begin(), cuts.end(), is_inside));
+    unsigned slowest = 0;
+    for (int i = 0; i < num_loads(model_.num_ctas, model_.num_sms); ++i) {
+      slowest = std::max(slowest, load_of(i, model_.num_sms, load));
+    }
+    return slowest + join_units(model_.num_sms, std::any_of(cuts.begin(), cuts.end(), is_inside));
   }
 
   const std::vector<RowTile>& tiles_;

@@ -24,6 +24,7 @@ std::string to_string(const Plan& plan) {
   text << std::fixed << "Plan: " << plan.num_tokens << " query tokens, " << plan.num_requests
        << " requests, " << plan.total_keys << " keys, " << plan.num_levels
        << (plan.num_levels == 1 ? " level, " : " levels, ") << visibility_name(plan.visible)
+       << ", costs " << plan.cost_model
        << "\n    candidate        chunk    items  partial rows  makespan us  balance\n";
   for (size_t i = 0; i < plan.candidates.size(); ++i) {
     const PlanCandidate& c = plan.candidates[i];

@@ -81,7 +81,7 @@ void cut_rows(const Visibility& visible, const CostModel& model, const Plan& pla
 
 // Checks what plan_data.h asks of row blocks. True if the blocks are one level that lists all
 // tokens in order: then no token can be in two tiles or in none.
-bool check_blocks(const BsrView& view) {
+bool check_blocks(const BsrView& view, int chunk_keys) {
   const i64 num_tokens = view.token_position.size();
   const i64 num_entries = view.row_map.empty() ? num_tokens : view.row_map.size();
   check(view.token_request.size() == view.token_position.size(), "plan: token_request has ",
@@ -101,6 +101,10 @@ bool check_blocks(const BsrView& view) {
               i64{block.kv_pos_begin} + block.kv_len <= kMaxPosition,
           "plan: row_blocks[", b, "] has kv_len ", block.kv_len, " and kv_pos_begin ",
           block.kv_pos_begin, ", must be at least 0 and together at most ", kMaxPosition);
+    check(chunk_keys == 0 || block.kv_len == 0 || block.kv_pos_begin % chunk_keys == 0,
+          "plan: row_blocks[", b, "] of level ", block.level, " begins at position ",
+          block.kv_pos_begin, "; in invariant mode levels are cut at multiples of ", chunk_keys,
+          " keys");
     check(block.level >= level && block.level < view.num_levels, "plan: row_blocks[", b,
           "].level is ", block.level, ", must not descend and be less than ", view.num_levels);
     level = block.level;
@@ -202,7 +206,7 @@ void join_levels(const Visibility& visible, const CostModel& model, Scratch& scr
 
 void make_row_tiles(const BsrView& view, const Visibility& visible, const CostModel& model,
                     Scratch& scratch, Plan& plan) {
-  const bool in_order = check_blocks(view);
+  const bool in_order = check_blocks(view, model.chunk_keys);
   if (!in_order) check_levels(view, scratch.token_mark);
   plan.row_blocks = view.row_blocks;
   plan.row_map = view.row_map;

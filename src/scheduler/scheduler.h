@@ -5,6 +5,7 @@
 //   score.cc        modelled time of a finished list of items
 //   plan.cc         the visible loop: cut, score, compare; then writes the Plan
 //   merge_lists.cc  which partial states every token is joined from
+//   split_parts.cc  invariant mode: parts of heads, chunk by chunk
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -22,7 +23,8 @@ struct CostModel {
   int num_shapes, group_size, num_ctas;
   i64 cache_keys;
   int queue_percent, min_queued_keys, min_keys_for_queue;
-  int num_sms;  // 0 but where multiprocessors have two CTAs
+  int num_sms;     // 0 but where multiprocessors have two CTAs
+  int chunk_keys;  // as of PlanTarget: then rules.tile_kv, too
 };
 void check_window(const Visibility& visible);    // throws where positions could overflow
 CostModel cost_model(const PlanTarget& target);  // throws ArgumentError on a target that is no GPU
@@ -97,6 +99,10 @@ bool cut_large_then_fill(const std::vector<RowTile>& tiles, const CostModel& mod
                          int max_partial_rows, Scratch& scratch, Cuts& cuts);
 // The chunk of Algorithm 1: keys of the whole list / number of CTAs.
 int algorithm_1_chunk(const std::vector<RowTile>& tiles, const CostModel& model);
+
+// Invariant mode: items that are parts of heads, of several chunks, become one for each chunk.
+void split_parts(const std::vector<RowBlock>& row_blocks, const Visibility& visible,
+                 const CostModel& model, Cuts& cuts);
 
 // Numbers the partial rows of `cuts` (items marked by partial_row 0).
 void number_partial_rows(Cuts& cuts);

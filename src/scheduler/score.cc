@@ -40,12 +40,16 @@ CostModel cost_model(const PlanTarget& target) {
                        std::max<i64>(picoseconds(shape.us_per_key), 1)};
     model.tile_q[i] = shape.tile_q;
   }
-  const int min_piece = std::max(round_up(target.min_split_keys, target.tile_kv), target.tile_kv);
-  const int kv_align = target.kv_align == 0 ? target.tile_kv : target.kv_align;
-  check(kv_align > 0 && target.tile_kv % kv_align == 0, "plan: target.kv_align is ",
-        target.kv_align, ", must be 0 or divide target.tile_kv, ", target.tile_kv);
-  model.rules = {target.num_kv_heads, target.tile_kv, kv_align, min_piece,
-                 picoseconds(target.merge_us)};
+  check(target.chunk_keys >= 0 && target.chunk_keys % target.tile_kv == 0,
+        "plan: target.chunk_keys is ", target.chunk_keys, ", must be a multiple of tile_kv, ",
+        target.tile_kv, ", or 0");
+  model.chunk_keys = target.chunk_keys;
+  const int unit = target.chunk_keys > 0 ? target.chunk_keys : target.tile_kv;  // of cuts
+  const int min_piece = std::max(round_up(target.min_split_keys, unit), unit);
+  const int kv_align = target.kv_align == 0 || target.chunk_keys > 0 ? unit : target.kv_align;
+  check(kv_align > 0 && unit % kv_align == 0, "plan: target.kv_align is ", target.kv_align,
+        ", must be 0 or divide target.tile_kv, ", target.tile_kv);
+  model.rules = {target.num_kv_heads, unit, kv_align, min_piece, picoseconds(target.merge_us)};
   model.num_shapes = target.num_shapes;
   model.group_size = target.group_size;
   model.num_ctas = target.num_ctas;
@@ -55,8 +59,7 @@ CostModel cost_model(const PlanTarget& target) {
   model.queue_percent = target.queue_percent;
   const bool two_of_sm = target.num_ctas > target.num_sms && target.num_ctas <= 2 * target.num_sms;
   model.num_sms = two_of_sm ? target.num_sms : 0;
-  model.min_queued_keys =
-      std::max(round_up(target.min_queued_keys, target.tile_kv), target.tile_kv);
+  model.min_queued_keys = std::max(round_up(target.min_queued_keys, unit), unit);
   model.min_keys_for_queue = target.min_keys_for_queue;
   return model;
 }

@@ -97,10 +97,19 @@ class Chooser {
       const int above = tree_.parent[node];
       if (above < 0) continue;
       const bool follows = paged_ ? tree_.kv_len[above] % options_.format.page_size == 0
-                                  : tree_.lists.first_block(node) ==
-                                        tree_.lists.first_block(above) + tree_.kv_len[above];
+                                  : first_row(node) == first_row(above) + tree_.kv_len[above];
       if (!follows) unjoinable_[above] = 1;
     }
+  }
+  i64 first_row(int node) const {  // ragged
+    return tree_.lists.first_block(tree_.list[node]) + tree_.list_begin[node];
+  }
+  // The node of the caller's tree that it is, or is the rest of.
+  int given(int node) const {
+    return node < tree_.num_given ? node : tree_.rest_of[node - tree_.num_given];
+  }
+  bool ends_inside_chunk(int node) const {
+    return model_.chunk_keys > 0 && tree_.kv_end[node] % model_.chunk_keys != 0;
   }
 
   // Requests that fill tiles by themselves would read a node's keys as often as without it, and be
@@ -203,7 +212,15 @@ class Chooser {
       }
       share[node].assign(num_above + 1, 0);
       if (above >= 0) below[above].resize((num_above + 1) * num_k, 0.0);
-      const bool must = unjoinable_[node] != 0, may = must || num_queries_[node] > 1;
+      const bool must = unjoinable_[node] != 0;
+      if (must && ends_inside_chunk(node)) {
+        refuse(
+            "compose_radix: node ", given(node), " ends at key ", tree_.kv_end[node],
+            paged_ ? ", inside a page" : ", and its keys are not in front of those below it",
+            ", so that it takes a level of its own; in invariant mode levels end at multiples of ",
+            model_.chunk_keys, " keys");
+      }
+      const bool may = must || (num_queries_[node] > 1 && !ends_inside_chunk(node));
       for (int i = 0; i < num_above + 1; ++i) {
         const double once_us =
             may ? cost_us(rows_[node], ends[i], tree_.kv_end[node], i > 0 || keys_below_[node]) : 0;
@@ -325,17 +342,18 @@ class Chooser {
     std::vector<NodeChoice> choices;
     for (const int node : choices_) {
       const bool shared = level_[node] >= 0;
-      if (num_queries_[node] < 2 && !shared) continue;
+      if ((num_queries_[node] < 2 && !shared) || node >= tree_.num_given) continue;
       NodeChoice c;
       c.node = node;
-      c.parent = tree_.parent[node];
+      c.parent = tree_.parent[node] < 0 ? -1 : given(tree_.parent[node]);
       c.level = level_[node];
       c.num_requests = num_queries_[node];
       c.num_rows = static_cast<int>(num_rows_[node]);
       c.num_tiles = rows_[node].num_tiles;
       c.tile_q = rows_[node].tile_q;
       c.kv_len = tree_.kv_len[node];
-      c.why = saved_us(node) > 0       ? (shared ? NodeChoice::kPays : NodeChoice::kTooDeep)
+      c.why = ends_inside_chunk(node)  ? NodeChoice::kInsideChunk
+              : saved_us(node) > 0     ? (shared ? NodeChoice::kPays : NodeChoice::kTooDeep)
               : unjoinable_[node] != 0 ? NodeChoice::kCannotJoin
                                        : NodeChoice::kDoesNotPay;
       c.keys_shared = shared ? tree_.kv_end[node] - base_[node] : 0;

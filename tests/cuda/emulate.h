@@ -40,6 +40,10 @@ struct Mode {
 };
 inline Mode mode;
 
+// Called as a CTA begins (false), and once all its threads wait for the kernels before it (true): a
+// test lets what those write be there only then, as late as it can be.
+inline std::function<void(bool complete)> kernels_before;
+
 // Dynamic shared memory of the running CTA: all NaN as it starts.
 inline constexpr std::size_t kSmemBytes = 227 * 1024;
 alignas(1024) inline unsigned char dynamic_smem[kSmemBytes];
@@ -83,6 +87,9 @@ class Cta {
   void sync_threads() {
     nap();
     wait(all_);
+  }
+  void complete_kernels_before() {
+    if (!std::exchange(kernels_before_complete_, true) && kernels_before) kernels_before(true);
   }
 
   // Where the running warp may be late; its first lane decides. Most naps are short, a few outlast
@@ -230,6 +237,7 @@ class Cta {
   };
   NamedBarrier named_[16];
   int finished_ = 0;
+  bool kernels_before_complete_ = false;
   std::mt19937 random_;
   std::uint64_t now_ = 0;
   std::vector<Box> boxes_;                   // under way
@@ -280,6 +288,7 @@ inline void launch(int grid, int num_threads, const std::vector<int>& ctas,
   for (const int i : ctas) {
     block_idx = {static_cast<unsigned>(i), 0, 0};
     std::memset(dynamic_smem, 0xff, kSmemBytes);
+    if (kernels_before) kernels_before(false);
     Cta(num_threads).run(kernel);
   }
 }
@@ -325,6 +334,18 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int step) {
   const int lane = emulate::cta->running % 32;
   return emulate::lane_value<T>(emulate::cta->exchange(mask, value), lane ^ step);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, int step) {
+  const int lane = emulate::cta->running % 32;
+  return emulate::lane_value<T>(emulate::cta->exchange(mask, value),
+                                lane < step ? lane : lane - step);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, int step) {
+  const int lane = emulate::cta->running % 32;
+  return emulate::lane_value<T>(emulate::cta->exchange(mask, value),
+                                lane + step > 31 ? lane : lane + step);
 }
 inline unsigned __ballot_sync(unsigned mask, bool value) {
   const unsigned char* slots = emulate::cta->exchange(mask, value);

@@ -178,13 +178,40 @@ inline PlanTarget target_of(const Shape& shape, int tile_q, int num_ctas) {
   return target;
 }
 
+// What a run leaves, for comparisons bit by bit.
+struct EmulatedOutput {
+  std::vector<unsigned char> out, lse;
+  int num_merged = 0;  // merge sources of the plan
+  bool operator==(const EmulatedOutput& other) const {
+    return out == other.out && lse == other.lse;
+  }
+};
+
+// The case with a row block for each token: as prefill in pieces of one. Of one level.
+template <class T, class Kv>
+Case<T, Kv> token_by_token(const Case<T, Kv>& c) {
+  Case<T, Kv> tokens = c;
+  tokens.view.row_blocks.clear();
+  tokens.lists.clear();
+  for (std::size_t b = 0; b < c.view.row_blocks.size(); ++b) {
+    for (int i = 0; i < c.view.row_blocks[b].num_tokens; ++i) {
+      RowBlock block = c.view.row_blocks[b];
+      block.first_token += i;
+      block.num_tokens = 1;
+      tokens.view.row_blocks.push_back(block);
+      tokens.lists.push_back(c.lists[b]);
+    }
+  }
+  return tokens;
+}
+
 // Plans for `target`, runs kernel(call) on CTAs of num_threads with two rows of padding, and
 // compares every element of out and lse. Returns how many merge sources the plan had, so that a
 // test can say that it split.
 template <class V, class T, class Kv, class Meaning, class Kernel>
 int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const Meaning& meaning,
                  const PlanTarget& target, int num_threads, Kernel&& kernel, double tolerance,
-                 double lse_tolerance) {
+                 double lse_tolerance, EmulatedOutput* output = nullptr) {
   const Shape& s = c.shape;
   BsrView bsr = c.view;
   std::vector<i64> list_begin;  // by row block
@@ -256,6 +283,8 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
       static_cast<std::size_t>(plan.num_partial_rows) * s.head_dim_vo + 4, nan);
   std::vector<float> partial_lse(plan.num_partial_rows + 1, nan);
   std::vector<unsigned> arrived(plan.merge_indptr.size() + 1);
+  constexpr int kMostFoldFloats = 256 * (256 + 16);  // of a CTA
+  std::vector<float> folds(target.chunk_keys > 0 ? starts.size() * kMostFoldFloats : 0, nan);
 
   const int block = s.affine ? 1 : s.page_size;
   VariantCall<V> call{};
@@ -271,6 +300,7 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   p.partial_out = partial_out.data();
   p.partial_lse = partial_lse.data();
   p.arrived = arrived.data();
+  p.folds = folds.data();
   unsigned tickets = 0;
   p.tickets = &tickets;
   p.q_stride = {static_cast<i64>(heads) * s.head_dim_qk, s.head_dim_qk};
@@ -297,8 +327,22 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
   std::iota(ctas.begin(), ctas.end(), 0);
   std::mt19937 random(5);
   std::shuffle(ctas.begin(), ctas.end(), random);
+  // The plan comes from a kernel that may still run as a CTA begins; until then nothing is written.
+  const PlanView planned = view;
+  const std::vector<CtaStart> planned_starts = starts;
+  std::size_t num_told = 0;
+  emulate::kernels_before = [&](bool complete) {
+    view = complete ? planned : PlanView{};
+    std::fill(starts.begin(), starts.end(), CtaStart{});
+    if (complete) starts = planned_starts;
+    if (!complete || num_told++ > 0) return;
+    const auto untouched = [](const T& x) { return to_float(x) == kUntouched; };
+    EXPECT_TRUE(std::all_of(out.begin(), out.end(), untouched)) << "written too early";
+  };
   emulate::launch(static_cast<int>(ctas.size()), num_threads, ctas, [&] { kernel(call); });
+  emulate::kernels_before = nullptr;
 
+  EXPECT_EQ(num_told, ctas.size()) << "a CTA did not wait for the kernels before";
   EXPECT_EQ(tickets, 0u) << "the queue's counter is left over";
   for (const unsigned count : arrived) EXPECT_EQ(count, 0u) << "an arrival counter is left over";
   const Expected expected = reference(c, meaning);
@@ -332,6 +376,13 @@ int run_emulated(const Case<T, Kv>& c, const typename V::Params& variant, const 
     }
   }
   EXPECT_EQ(wrong, 0);
+  if (output != nullptr) {
+    const auto bytes_of = [](const auto& x) {
+      const auto* begin = reinterpret_cast<const unsigned char*>(x.data());
+      return std::vector<unsigned char>(begin, begin + x.size() * sizeof x[0]);
+    };
+    *output = {bytes_of(out), bytes_of(lse), static_cast<int>(plan.merge_sources.size())};
+  }
   return static_cast<int>(plan.merge_sources.size());
 }
 

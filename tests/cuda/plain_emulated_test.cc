@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/emulated_case.h"
+#include "cuda/invariant_case.h"
 #include "host_device/variant.h"
 #include "plain.cuh"
 
@@ -41,6 +42,19 @@ int run_and_compare(const Case<T, Kv>& c, const typename V::Params& variant, con
 }
 
 constexpr double kFloatTolerance = 2e-5;
+
+TEST(PlainEmulated, InvariantBits) {
+  static constexpr KernelConfig kConfig =
+      with_chunks(kConfigOf<Dtype::kFloat32, 24, 40, Loader::kAffine, 16>);
+  expect_invariant<float>({}, [](const Case<float>& c, int num_ctas, EmulatedOutput* output) {
+    PlanTarget target = target_of(c.shape, kConfig.shapes[0].tile_q, num_ctas);
+    target.chunk_keys = kTestChunk;
+    run_emulated<Standard>(
+        c, {}, PlainMeaning{}, target, plain::kNumThreads,
+        [](const VariantCall<Standard>& call) { plain::attention<kConfig, Standard>(call); },
+        kFloatTolerance, kFloatTolerance, output);
+  });
+}
 
 TEST(PlainEmulated, FloatPagedFull) {
   const auto c = make_case<float>({}, {}, {1, 5, 0, 2}, {67, 5, 9, 1}, 0, 1);

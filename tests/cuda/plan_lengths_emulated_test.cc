@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <random>
 
 #include "cuda/device_plan.h"
@@ -239,7 +240,7 @@ TEST(PlanLengthsEmulated, DecodeEqualsTheHost) {
 
 TEST(PlanLengthsEmulated, LargeBatches) {
   std::mt19937 random(7);
-  for (const int num_threads : {96, kPlanLengthsThreads}) {
+  for (const int num_threads : {384, kPlanLengthsThreads}) {
     Case s = make_case(Tables::kPadded, 16, 1, 2, 132);
     s.num_threads = num_threads;
     check(s, std::vector<int>(4096, 1), zipf(4096, random), Tables::kPadded, 16);
@@ -284,44 +285,135 @@ TEST(PlanLengthsEmulated, AwkwardBatchesEqualTheHost) {
   EXPECT_GE(seen.whole, 10);
 }
 
-// Values that no host has checked: nothing is written beyond the plan's memory (the sanitizers'
-// build would say), and every row and key that is named lies within the bounds.
-TEST(PlanLengthsEmulated, WrongLengthsStayWithinTheBounds) {
-  Case s = make_case(Tables::kRaggedBegin, 1, 4, 2, 7);
-  s.config.bounds = {.requests = 40, .query_tokens = 50, .keys = 700, .max_q_len = 9};
-  for (int seed = 0; seed < 60; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
-    std::vector<int> values[3];
-    for (std::vector<int>& list : values) {
-      for (int i = 0; i < 41; ++i) {
-        list.push_back(random() % 4 == 0 ? static_cast<int>(random())
-                                         : static_cast<int>(random() % 60));
-      }
-    }
-    for (int i = 0; i < 40; ++i) values[1][i] %= random() % 2 ? 1 << 30 : 900;
-    values[1].pop_back();
-    values[2].pop_back();
-    Ints qo = Ints::list(values[0]), len = Ints::list(values[1]), begin = Ints::list(values[2]);
-    Batch batch;
-    batch.qo_indptr = on_gpu(qo.view());
-    batch.kv.kv_len = on_gpu(len.view());
-    batch.kv.kv_begin = on_gpu(begin.view());
-    const DevicePlan got(s, batch);
-    ASSERT_GE(got.view.num_tokens, 0);
-    ASSERT_LE(got.view.num_tokens, 50);
-    for (int i = 0; i < got.view.queue_begin; ++i) {
-      const WorkItem& item = got.view.items[i];
-      const RowBlock& block = got.view.row_blocks[item.row_block];
-      ASSERT_GE(block.first_token, 0);
-      ASSERT_LE(block.first_token + (item.first_row + item.num_rows + 3) / 4, 50);
-      ASSERT_LE(item.kv_end, 700);
-      ASSERT_LT(item.partial_row, s.target.max_partial_rows);
-    }
-    for (std::size_t i = kTickets + 50 * 2; i < got.counters.size(); ++i) {
-      ASSERT_EQ(got.counters[i], 7u);
+// An array of its own for each that the planner writes, exactly as long as the bounds say, with a
+// guard behind it (and the sanitizers' behind that).
+struct ArraysApart {
+  static constexpr std::size_t kGuard = 64;
+  std::deque<std::vector<char>> memory;
+
+  template <class T>
+  void move(T*& array, std::size_t size) {
+    memory.emplace_back(size * sizeof(T) + kGuard, static_cast<char>(0x5a));
+    array = reinterpret_cast<T*>(memory.back().data());
+  }
+  void expect_guards() const {
+    for (std::size_t i = 0; i < memory.size(); ++i) {
+      const std::vector<char>& bytes = memory[i];
+      const auto changed =
+          std::count_if(bytes.end() - kGuard, bytes.end(), [](char byte) { return byte != 0x5a; });
+      ASSERT_EQ(changed, 0) << "behind array " << i;
     }
   }
+};
+
+// Values that no host has checked: nothing is written beyond any array of the plan, and every row
+// and key that is named lies within the bounds.
+TEST(PlanLengthsEmulated, WrongLengthsStayWithinTheBounds) {
+  constexpr int kRequests = 40, kTokens = 50, kKeys = 700, kHeads = 2, kCtas = 7, kPage = 16;
+  int with_parts = 0;
+  for (int seed = 0; seed < 90; ++seed) {
+    const Tables tables = static_cast<Tables>(seed % 6);
+    SCOPED_TRACE(concat("seed ", seed, ", tables ", static_cast<int>(tables)));
+    std::mt19937 random(seed);
+    const int group_size = seed % 4 == 3 ? 40 : 4;  // larger than a tile
+    Case s = make_case(tables, kPage, group_size, kHeads, kCtas);
+    s.config.bounds = {
+        .requests = kRequests, .query_tokens = kTokens, .keys = kKeys, .max_q_len = 9};
+    // Small values, any values, and (every other seed) those that ascend.
+    const auto values = [&](int n, int most) {
+      std::vector<int> list(n);
+      for (int& value : list) {
+        value = static_cast<int>(random() % 4 == 0 ? random() : random() % most);
+      }
+      if (seed / 6 % 2) std::sort(list.begin(), list.end());
+      return list;
+    };
+    Ints qo = Ints::list(values(kRequests + 1, 60)), rows = Ints::list(values(kRequests + 1, 9000)),
+         pages = Ints::list(values(kRequests + 1, 900)), len = Ints::list(values(kRequests, 900)),
+         last = Ints::list(values(kRequests, 20)), begin = Ints::list(values(kRequests, 900)),
+         indices = Ints::full({30}, 0), table = Ints::full({kRequests, 50}, 0);
+    Batch batch;
+    batch.qo_indptr = on_gpu(qo.view());
+    KvTables& kv = batch.kv;
+    if (tables != Tables::kRaggedIndptr && tables != Tables::kCsrLastPage) {
+      kv.kv_len = on_gpu(len.view());
+    }
+    switch (tables) {
+      case Tables::kRaggedIndptr:
+        kv.kv_indptr = on_gpu(rows.view());
+        break;
+      case Tables::kRaggedBegin:
+        kv.kv_begin = on_gpu(begin.view());
+        break;
+      case Tables::kCsrLastPage:
+        kv.kv_last_page_len = on_gpu(last.view());
+        [[fallthrough]];
+      case Tables::kCsr:
+        kv.kv_page_indptr = on_gpu(pages.view());
+        kv.kv_page_indices = on_gpu(indices.view());
+        break;
+      case Tables::kMapped:
+        kv.request_map = on_gpu(begin.view());
+        [[fallthrough]];
+      case Tables::kPadded:
+        kv.block_table = on_gpu(table.view());
+        break;
+    }
+    PlanView head;
+    std::vector<CtaStart> starts(kCtas);
+    std::vector<unsigned> counters(kTickets + kTokens * kHeads * 4 + 1, 7);
+    PlanLengthsCall call =
+        cuda::plan_lengths_call(s.config, s.target, take_device_lengths(s.config, batch), nullptr,
+                                nullptr, counters.data(), kTickets);
+    call.head = &head;
+    call.starts = starts.data();
+    const int tile_q = s.target.shapes[0].tile_q, per_head = lists_per_head(tile_q, group_size);
+    const int lists = kTokens * kHeads * per_head;
+    const int tiles = group_size > tile_q ? num_row_tiles(kTokens, tile_q, group_size)
+                                          : num_row_tiles(kTokens, tile_q, group_size) + kRequests;
+    const int tokens_of_tile = std::max(rows_per_tile(tile_q, group_size) / group_size, 1);
+    ArraysApart apart;
+    apart.move(call.row_blocks, kRequests);
+    apart.move(call.items, tiles + 3 * kCtas);
+    apart.move(call.token_request, kTokens);
+    apart.move(call.token_position, kTokens);
+    apart.move(call.merge_indptr, lists + 1);
+    apart.move(call.merge_sources, 2 * kCtas * (tokens_of_tile + 1));
+    apart.move(call.tile_end_ps, tiles);
+    apart.move(call.block_tile_end, kRequests);
+    emulate::launch(1, s.num_threads, {0}, [&] { plan_lengths(call); });
+
+    apart.expect_guards();
+    if (HasFatalFailure()) return;
+    ASSERT_GE(head.num_tokens, 0);
+    ASSERT_LE(head.num_tokens, kTokens);
+    ASSERT_GE(head.queue_begin, 0);
+    ASSERT_LE(head.queue_begin, tiles + 3 * kCtas);
+    for (int i = 0; i < head.queue_begin; ++i) {
+      const WorkItem& item = head.items[i];
+      ASSERT_GE(item.row_block, 0);
+      ASSERT_LT(item.row_block, kRequests);
+      const RowBlock& block = head.row_blocks[item.row_block];
+      ASSERT_GE(block.first_token, 0);
+      const int tokens = (item.first_row + item.num_rows + group_size - 1) / group_size;
+      ASSERT_LE(block.first_token + tokens, kTokens);
+      ASSERT_GE(item.kv_begin, 0);
+      ASSERT_LE(item.kv_end, kKeys);
+      ASSERT_LE(item.kv_head_begin + item.num_heads, kHeads);
+      ASSERT_LT(item.partial_row, s.target.max_partial_rows);
+    }
+    if (head.merge_indptr != nullptr) {
+      ++with_parts;
+      const int* const ends = head.merge_indptr;
+      ASSERT_EQ(ends[0], 0);
+      ASSERT_TRUE(std::is_sorted(ends, ends + head.num_tokens * kHeads * per_head + 1));
+      ASSERT_LE(ends[head.num_tokens * kHeads * per_head], 2 * kCtas * tokens_of_tile);
+    }
+    for (std::size_t i = kTickets + lists; i < counters.size(); ++i) {
+      ASSERT_EQ(counters[i], 7u);
+    }
+  }
+  EXPECT_GE(with_parts, 20);
 }
 
 }  // namespace

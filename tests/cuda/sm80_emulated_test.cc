@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/emulated_case.h"
+#include "cuda/invariant_case.h"
 #include "sm80/attention.cuh"
 
 namespace plait::test {
@@ -46,9 +47,10 @@ constexpr double kLseTolerance = 2e-5;
 template <KernelConfig kConfig, class V, class T, class Kv, class Meaning>
 int run_and_compare(const Case<T, Kv>& c, const typename V::Params& variant, const Meaning& meaning,
                     int num_ctas, double tolerance = kTolerance<T>,
-                    double lse_tolerance = kLseTolerance) {
+                    double lse_tolerance = kLseTolerance, EmulatedOutput* output = nullptr) {
   PlanTarget target = target_of(c.shape, kConfig.shapes[0].tile_q, num_ctas);
   target.tile_kv = kConfig.tile_kv;
+  target.chunk_keys = kConfig.chunk_keys;
   target.num_shapes = kConfig.num_shapes;
   for (int i = 0; i < kConfig.num_shapes; ++i) {
     target.shapes[i] = {kConfig.shapes[i].tile_q, kConfig.shapes[i].key_split, 0.1f, 0.1f};
@@ -60,7 +62,7 @@ int run_and_compare(const Case<T, Kv>& c, const typename V::Params& variant, con
     merged = run_emulated<V>(
         c, variant, meaning, target, sm80::num_threads(kConfig),
         [](const VariantCall<V>& call) { sm80::attention<kConfig, V>(call); }, tolerance,
-        lse_tolerance);
+        lse_tolerance, output);
   }
   emulate::mode = {};
   return merged;
@@ -92,6 +94,19 @@ void check_tile(unsigned seed) {
           Standard>(c, {}, PlainMeaning{}, 5)),
       0)
       << "nothing was split";
+}
+
+template <KernelConfig kConfig>
+void run_invariant(const Case<Bfloat16>& c, int num_ctas, EmulatedOutput* output) {
+  run_and_compare<kConfig, Standard>(c, {}, PlainMeaning{}, num_ctas, kTolerance<Bfloat16>,
+                                     kLseTolerance, output);
+}
+TEST(Sm80Emulated, InvariantBits) {
+  constexpr Dtype kDtype = Dtype::kBfloat16;
+  expect_invariant<Bfloat16>(
+      shape(64, 48, 3),
+      run_invariant<with_chunks(kConfigOf<kDtype, 64, 48, Loader::kAffine, 32, 64, 2, 2, 1>)>,
+      run_invariant<with_chunks(kConfigOf<kDtype, 64, 48, Loader::kAffine, 128, 64, 1, 4, 1>)>);
 }
 
 TEST(Sm80Emulated, Tiles1) {

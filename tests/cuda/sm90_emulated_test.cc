@@ -7,6 +7,7 @@
 // clang-format on
 
 #include "cuda/emulated_case.h"
+#include "cuda/invariant_case.h"
 #include "cuda/row_units.h"
 #include "cuda/tensor_maps.h"
 #include "sm90/attention.cuh"
@@ -18,6 +19,7 @@ PlanTarget target_of(const KernelConfig& config, const Shape& shape, int num_cta
   PlanTarget target;
   target.num_ctas = num_ctas;
   target.tile_kv = config.tile_kv;
+  target.chunk_keys = config.chunk_keys;
   target.group_size = shape.group_size;
   target.num_kv_heads = shape.num_kv_heads;
   target.num_shapes = config.num_shapes;
@@ -36,7 +38,8 @@ PlanTarget target_of(const KernelConfig& config, const Shape& shape, int num_cta
 // and the result are rounded to 16 bits.
 template <KernelConfig kConfig, class V = Standard, class T, class Kv, class Meaning = PlainMeaning>
 int run_sm90(const Case<T, Kv>& c, int num_ctas, const typename V::Params& variant = {},
-             const Meaning& meaning = {}, double lse_tolerance = 2e-5) {
+             const Meaning& meaning = {}, double lse_tolerance = 2e-5,
+             EmulatedOutput* output = nullptr) {
   const int page_size = c.shape.affine ? 0 : c.shape.page_size;
   ptx::MappedTensor tensors[2];
   Sm90Call<V> call{};
@@ -75,7 +78,7 @@ int run_sm90(const Case<T, Kv>& c, int num_ctas, const typename V::Params& varia
     SCOPED_TRACE(early ? "last thread first" : "first thread first");
     emulate::mode.last_first = emulate::mode.early_copies = early;
     merged = run_emulated<V>(c, variant, meaning, target_of(kConfig, c.shape, num_ctas),
-                             sm90::num_threads(kConfig), kernel, tolerance, lse_tolerance);
+                             sm90::num_threads(kConfig), kernel, tolerance, lse_tolerance, output);
   }
   emulate::mode.last_first = emulate::mode.early_copies = false;
   return merged;
@@ -125,6 +128,17 @@ Shape shape_of(const KernelConfig& config, int page_size) {  // 0: affine
   shape.affine = page_size == 0;
   shape.page_size = page_size;
   return shape;
+}
+
+template <KernelConfig kConfig>
+void run_invariant(const Case<Bfloat16>& c, int num_ctas, EmulatedOutput* output) {
+  run_sm90<kConfig>(c, num_ctas, {}, {}, 2e-5, output);
+}
+TEST(Sm90Emulated, InvariantBits) {
+  expect_invariant<Bfloat16>(
+      shape_of(config_of(64, 64, 64, 2, 1), 0),
+      run_invariant<with_chunks(with_rows(config_of(64, 64, 64, 4, 1), 16, 2))>,
+      run_invariant<with_chunks(config_of(64, 64, 64, 2, 2))>);
 }
 
 TEST(Sm90Emulated, AffineDecode) {

@@ -31,6 +31,38 @@ TEST(TileChoice, StepOneIsTheSmallestTileThatHoldsTheAverage) {
   EXPECT_EQ(choose_tile_q(1, 1), 1);  // CUDA cores only where no row block can have more
 }
 
+TEST(TileChoice, InvariantModeHasOneTileOfKeysAndSplitsNone) {
+  for (const char* arch : {"80", "86", "90a", "120"}) {
+    for (const int head_dim : {64, 128, 192, 256}) {
+      for (const bool fp8 : {false, true}) {
+        int tile_kv = 0;
+        for (const int q_len : {1, 5, 16, 4096}) {
+          AttentionConfig config;
+          config.num_qo_heads = 32;
+          config.num_kv_heads = 8;
+          config.head_dim_qk = config.head_dim_vo = head_dim;
+          if (fp8) config.kv_dtype = Dtype::kE4m3;
+          config.kv.kind = KvFormat::kPaged;
+          config.kv.page_size = 16;
+          config.bounds = {
+              .requests = 8, .query_tokens = 8 * q_len, .keys = 4096, .max_q_len = q_len};
+          config.device = {kCuda, 0};
+          config.chunk_keys = 512;
+          const KernelConfig kernel = choose_kernel(config, arch);
+          SCOPED_TRACE(concat("sm_", arch, " d ", head_dim, " q_len ", q_len, fp8 ? " fp8" : ""));
+          EXPECT_EQ(kernel.chunk_keys, 512);
+          EXPECT_EQ(512 % kernel.tile_kv, 0);
+          if (tile_kv == 0) tile_kv = kernel.tile_kv;
+          EXPECT_EQ(kernel.tile_kv, tile_kv);
+          EXPECT_EQ(template_of(kernel),
+                    std::string(arch) == "90a" ? Template::kSm90 : Template::kSm80);
+          for (int i = 0; i < kernel.num_shapes; ++i) EXPECT_EQ(kernel.shapes[i].key_split, 1);
+        }
+      }
+    }
+  }
+}
+
 TEST(TileChoice, LimitsOfLaterArchitectures) {
   EXPECT_EQ(limits_of("90a").arch, 90);
   EXPECT_EQ(limits_of("103").arch, 100);

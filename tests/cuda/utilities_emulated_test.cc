@@ -287,7 +287,18 @@ TEST(UploadEmulated, PlanArrivesAndPointsAtItsCopies) {
   call.body_units = static_cast<int>(body_bytes / 16);
   call.counters = arrived.data();
   call.num_counters = 9;
+  // Runs before it may still read the plan before.
+  int num_told = 0;
+  emulate::kernels_before = [&](bool complete) {
+    if (!complete || num_told++ > 0) return;
+    const auto zero = [](char x) { return x == 0; };
+    EXPECT_TRUE(std::all_of(std::begin(head), std::end(head), zero));
+    EXPECT_TRUE(std::all_of(std::begin(body), std::end(body), zero));
+    EXPECT_EQ(arrived, std::vector<unsigned>(10, 3));
+  };
   launch(3, [&] { upload(call); });
+  emulate::kernels_before = nullptr;
+  EXPECT_EQ(num_told, 3);
 
   EXPECT_EQ(arrived, (std::vector<unsigned>{0, 0, 0, 0, 0, 0, 0, 0, 0, 3}));
   PlanView got;

@@ -12,6 +12,7 @@
 #include "cuda/cost_model.h"
 #include "formats/tensors.h"
 #include "plait/c_api.h"
+#include "plait/error.h"
 
 namespace plait {
 namespace {
@@ -27,7 +28,7 @@ PlanTarget sm90_target(int group_size) {
   target.group_size = group_size;
   target.num_kv_heads = 8;
   target.num_shapes = 2;
-  const cuda::KernelCost& cost = cuda::kSm90MixedCost;
+  const KernelCost& cost = cuda::kSm90MixedCost;
   target.shapes[0] = {128, 1, cost.fixed_us[0], cost.us_per_key[0]};
   target.shapes[1] = {64, 2, cost.fixed_us[1], cost.us_per_key[1]};
   target.merge_us = cost.merge_us;
@@ -100,7 +101,7 @@ TEST(ComposeRadix, SharedPrefixOnSm90) {
   EXPECT_EQ(node.num_tiles, 2);
   EXPECT_EQ(node.tile_q, 128);
   EXPECT_EQ(node.keys_not_read, 63 * 8192);
-  const cuda::KernelCost& cost = cuda::kSm90MixedCost;
+  const KernelCost& cost = cuda::kSm90MixedCost;
   EXPECT_NEAR(node.flat_ns * 1e-3, 8 * 64 * 8192 * cost.us_per_key[1], 1);
   EXPECT_NEAR(node.shared_ns * 1e-3,
               8 * (2 * (cost.fixed_us[0] + 8192 * cost.us_per_key[0]) + 66 * cost.merge_us), 1);
@@ -119,6 +120,45 @@ TEST(ComposeRadix, FullTilesDoNotShare) {
     EXPECT_EQ(nodes[i].keys_shared, 2048 + 1024);
     EXPECT_EQ(nodes[i].keys_not_read, 31 * (2048 + 1024));
   }
+}
+
+// Invariant mode: nodes end inside a chunk, begin in one and end in the next, have none of an end.
+TEST(ComposeRadix, WholeChunksAreShared) {
+  PlanTarget target = sm90_target(4);
+  target.chunk_keys = 1024;
+  // Under a root of 2500 keys two nodes that reach to 3900 and to 3000, 16 decodes each.
+  std::vector<int> parents{-1, 0, 0}, keys{2500, 1400, 500}, ends;
+  for (int r = 0; r < 32; ++r) {
+    ends.push_back(static_cast<int>(parents.size()));
+    parents.push_back(1 + r % 2);
+    keys.push_back(50);
+  }
+  const std::vector<NodeChoice> nodes = compose(target, parents, keys, ends);
+  ASSERT_EQ(nodes.size(), 3u);
+  EXPECT_EQ(nodes[0].node, 0);
+  EXPECT_EQ(nodes[0].level, 0);
+  EXPECT_EQ(nodes[0].kv_len, 2048);
+  EXPECT_EQ(nodes[0].keys_not_read, 31 * 2048);
+  EXPECT_EQ(nodes[1].node, 1);
+  EXPECT_EQ(nodes[1].parent, 0);
+  EXPECT_EQ(nodes[1].level, 1);
+  EXPECT_EQ(nodes[1].kv_len, 3072 - 2500);
+  EXPECT_EQ(nodes[1].keys_shared, 1024);
+  EXPECT_EQ(nodes[2].level, -1);
+  EXPECT_EQ(nodes[2].why, NodeChoice::kInsideChunk);
+}
+
+TEST(ComposeRadix, NoChunkEndsInsideAnUnjoinableNode) {
+  PlanTarget target = sm90_target(4);
+  target.chunk_keys = 1024;
+  try {
+    compose(target, {-1, 0, 0}, {1500, 10, 10}, {1, 2}, /*gap=*/3);
+    FAIL() << "taken";
+  } catch (const ArgumentError& error) {
+    EXPECT_NE(std::string(error.what()).find("node 0 ends at key 1500"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(compose(target, {-1, 0, 0}, {1024, 10, 10}, {1, 2}, 3)[0].level, 0);
 }
 
 // Whether a prefix over decodes of group 4 with own keys is shared.

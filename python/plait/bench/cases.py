@@ -1,85 +1,29 @@
-"""The cases of `plait bench` that need a GPU: lengths, layout and variant of each, by name.
+"""The cases of `plait bench` that need a GPU, by name, and the groups they are in.
 
-Names: p prefill, a append, d decode, spec drafts; then requests and lengths. Distributions are
-drawn with a fixed seed: `uniform` is U(512, 1024), `zipf` the skewed lengths of FlashInfer's
-evaluation.
+Names: p prefill, a append, d decode, spec drafts, s decode behind a shared prefix; then requests
+and lengths. Distributions are drawn with a fixed seed: `uniform` is U(512, 1024), `zipf` the skewed
+lengths of FlashInfer's evaluation.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
+from plait.bench import paper
+from plait.bench.case import Case, draw
+from plait.bench.paper import shared_prefix
 
-GROUPS = ("prefill", "append", "decode", "spec", "mixed", "variants", "sm80")
-
-
-@dataclass(frozen=True)
-class Case:
-    """Requests of q_len queries over kv_len keys each. page_size 0: ragged."""
-
-    name: str
-    group: str
-    q_len: tuple
-    kv_len: tuple
-    page_size: int = 0
-    variant: str = "causal"  # a name of plait.bench.case_variants
-    num_qo_heads: int = 32
-    num_kv_heads: int = 8
-    head_dim: int = 128
-    head_dim_vo: int | None = None  # None: head_dim
-    dtype: str = "bfloat16"
-    kv_dtype: str | None = None  # None: dtype
-    kernel: str = "auto"
-    beside: str | None = None  # the case whose FLOP/s are the yardstick of this one's
-
-    def __post_init__(self):
-        if self.head_dim_vo is None:
-            object.__setattr__(self, "head_dim_vo", self.head_dim)
-
-    @property
-    def tokens(self):
-        return sum(self.q_len)
-
-    @property
-    def keys(self):
-        return sum(self.kv_len)
-
-    @property
-    def uniform(self):
-        """Whether all requests have the same lengths."""
-        return len(set(self.q_len)) == 1 and len(set(self.kv_len)) == 1
-
-    def describe(self):
-        """Shape and layout in words, as `plait bench --list` prints them."""
-        layout = f"page {self.page_size}" if self.page_size else "ragged"
-        dims = f"{self.head_dim}"
-        if self.head_dim_vo != self.head_dim:
-            dims += f"/{self.head_dim_vo}"
-        heads = f"{self.num_qo_heads}/{self.num_kv_heads} heads, d {dims}"
-        dtype = self.dtype if self.kv_dtype is None else f"{self.dtype}, {self.kv_dtype} KV"
-        return f"{self._lengths()}, {self.variant}, {layout}, {heads}, {dtype}"
-
-    def _lengths(self):
-        if self.uniform:
-            return f"{len(self.q_len)} x {self.q_len[0]} queries over {self.kv_len[0]} keys"
-        queries, keys = (
-            f"{min(x)} to {max(x)}" if min(x) < max(x) else f"{x[0]}"
-            for x in (self.q_len, self.kv_len)
-        )
-        return f"{len(self.q_len)} requests, {queries} queries over {keys} keys"
-
-
-def draw(kind, count, mean=1024, seed=0):
-    """`count` lengths: all equal to the mean, U(512, 1024), or Zipf with exponent 1.3, cut at 200,
-    scaled to the mean and at least 16."""
-    rng = np.random.default_rng(seed)
-    if kind == "const":
-        values = np.full(count, mean)
-    elif kind == "uniform":
-        values = rng.integers(512, 1025, count)
-    else:
-        values = np.minimum(rng.zipf(1.3, count), 200).astype(float)
-        values = np.maximum(16, np.round(values * (mean / values.mean())))
-    return tuple(int(n) for n in values)
+# `paper` is all cases of plait.bench.paper, some of them those of other groups.
+GROUPS = (
+    "prefill",
+    "append",
+    "decode",
+    "spec",
+    "mixed",
+    "variants",
+    "invariant",
+    "sm80",
+    "shared",
+    "graph",
+)
 
 
 def _prefill():
@@ -116,12 +60,15 @@ def _decode():
     for page_size in (64, 1):
         name = f"d64_4k_page{page_size}"
         yield case(name, (4096,) * 64, page_size, beside="d64_4k_page16")
-    yield case("d128_zipf4k", draw("zipf", 128, 4096))
+    for count in (17, 20, 34):  # heads that no number of CTAs divides
+        yield case(f"d{count}_4k", (4096,) * count, beside="d64_4k_page16")
+    yield case("d128_const4k", draw("const", 128, 4096))
+    yield case("d128_zipf4k", draw("zipf", 128, 4096), beside="d128_const4k")
     yield case("d1_128k", (131072,))
     yield case("d8_8k", (8192,) * 8)
     yield case("d16_const1k", draw("const", 16))
-    yield case("d16_uniform", draw("uniform", 16))
-    yield case("d16_zipf1k", draw("zipf", 16))
+    yield case("d16_uniform", draw("uniform", 16), beside="d16_const1k")
+    yield case("d16_zipf1k", draw("zipf", 16), beside="d16_const1k")
 
 
 def _drafts_and_mixed():
@@ -143,6 +90,19 @@ def _variants():
     yield replace(prefill, name="p4_4k_fp8", **fp8)
 
 
+def _invariant():
+    """Each beside the same without invariant mode."""
+    batches = (
+        Case("d64_4k", "invariant", (1,) * 64, (4096,) * 64, 16, beside="d64_4k_page16"),
+        Case("p4_4k", "invariant", (4096,) * 4, (4096,) * 4, beside="p4_4k"),
+    )
+    one = Case("d1_8k", "invariant", (1,), (8192,), 16)
+    yield one
+    for case in (*batches, replace(one, beside="d1_8k")):
+        for keys in (512, 1024, 2048):
+            yield replace(case, name=f"{case.name}_chunks_{keys}", invariant=keys)
+
+
 def _sm80():
     prefill = Case("p4_4k_sm80", "sm80", (4096,) * 4, (4096,) * 4, beside="p4_4k")
     yield replace(prefill, kernel="sm80")
@@ -150,17 +110,52 @@ def _sm80():
     yield replace(decode, kernel="sm80")
 
 
+def _shared():
+    yield from shared_prefix(16, 8192, 256, "s16_8k_256")
+    yield from shared_prefix(64, 8192, 256, "s64_8k_256")
+    yield from shared_prefix(256, 4096, 128, "s256_4k_128")
+    for name in ("d64_4k_page16", "d16_zipf1k"):  # nothing is shared
+        (flat,) = (case for case in _decode() if case.name == name)
+        composed = flat.name.removesuffix("_page16") + "_composed"
+        yield replace(flat, name=composed, group="shared", num_levels=2, beside=name)
+
+
+def _graph():
+    """What a graph for more requests costs one, and what a plan puts before its kernel."""
+    one = Case("d1_4k_eager", "graph", (1,), (4096,), 16, call="eager")
+    yield one
+    yield replace(one, name="d1_4k", call="graph", beside=one.name)
+    yield replace(one, name="d1_4k_of256", call="graph", requests_bound=256, beside=one.name)
+    eager = Case("d16_1k_eager", "graph", (1,) * 16, (1024,) * 16, 16, call="eager")
+    yield eager
+    yield replace(eager, name="d16_1k_plan", call="plan", beside=eager.name)
+
+
 CASES = {
     case.name: case
-    for part in (_prefill, _append, _decode, _drafts_and_mixed, _variants, _sm80)
+    for part in (
+        _prefill,
+        _append,
+        _decode,
+        _drafts_and_mixed,
+        _variants,
+        _invariant,
+        _sm80,
+        _shared,
+        _graph,
+    )
     for case in part()
 }
+PAPER = [case.name for case in paper.cases()]
+CASES |= {case.name: case for case in paper.cases() if case.name not in CASES}
 
 
 def select(groups, names=()):
     """The cases of `groups`, or of these those named, in the table's order; and the yardsticks that
     they stand beside. Raises ValueError for a name that is in none of the groups."""
     known = [name for name, case in CASES.items() if case.group in groups]
+    if "paper" in groups:
+        known = list(dict.fromkeys([*known, *PAPER]))
     for name in names:
         if name not in known:
             raise ValueError(

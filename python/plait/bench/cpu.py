@@ -7,7 +7,7 @@ import numpy as np
 
 from plait import _plait
 from plait.bench import row
-from plait.bench.cases import Case
+from plait.bench.case import Case
 from plait.bench.workload import Pools, Workload
 
 

@@ -11,7 +11,7 @@ def of_ceiling(result, top):
     if not isinstance(top["gemm"], str):
         return max(floor, result.flops / top["gemm"] * 1e6) / result.us
     # Memory is the ceiling of a decode whatever the other is.
-    return floor / result.us if result.case.group == "decode" else None
+    return floor / result.us if max(result.case.q_len) == 1 else None
 
 
 def beside(result, results):
@@ -20,6 +20,14 @@ def beside(result, results):
     if other is None or not other.us:
         return None
     return (result.flops / result.us) / (other.flops / other.us)
+
+
+def beyond(result, results):
+    """Of the group `graph`: us more than the case that it stands beside; None without one."""
+    other = results.get(result.case.beside)
+    if result.case.group != "graph" or other is None or not other.us:
+        return None
+    return result.us - other.us
 
 
 def ceiling_rows(top):
@@ -40,9 +48,13 @@ def rows(result, results, top):
         out.append(row(name, "bandwidth", result.bytes / result.us / 1e6, "TB/s"))
         out.append(row(name, "modelled balance", result.balance, "busiest / mean"))
         out.append(row(name, f"kernel {result.kernel}", None, ""))
+        out.append(row(name, "workspace", result.workspace_bytes / 2**20, "MiB"))
         share, ratio = of_ceiling(result, top), beside(result, results)
+        more = beyond(result, results)
         if share is not None:
             out.append(row(name, "of ceiling", 100 * share, "%"))
+        if more is not None:
+            out.append(row(name, f"more than {result.case.beside}", more, "us"))
         if ratio is not None:
             out.append(row(name, f"FLOP/s beside {result.case.beside}", ratio, "x"))
     for peer, us in result.peers.items():
@@ -63,10 +75,12 @@ def line(result, results, top):
     r = result
     text = f"{r.case.name:24s}"
     if r.us is not None:
-        share, ratio = of_ceiling(r, top), beside(r, results)
+        share, ratio, more = of_ceiling(r, top), beside(r, results), beyond(r, results)
         text += f"{r.us:11.2f}{r.flops / r.us / 1e6:11.0f}{r.bytes / r.us / 1e6:11.2f}"
         text += " " * 11 if share is None else f"{100 * share:11.1f}"
-        if ratio is not None:
+        if more is not None:
+            text += f"  {more:+.2f} us on {r.case.beside}"
+        elif ratio is not None:
             text += f"  {ratio:.3f} x {r.case.beside}"
     for peer, us in r.peers.items():
         if not isinstance(us, str):

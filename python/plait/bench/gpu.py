@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from plait import _plait
-from plait.bench.cases import Case
+from plait.bench.case import Case
 from plait.bench.peers import Differs
-from plait.bench.timing import ceilings, time_plait
+from plait.bench.timing import ceilings, time_eager, time_plait
 from plait.bench.workload import Pools, Workload
 from plait.tensors import parse_device
 
@@ -29,6 +29,7 @@ class Result:
     flops: int = 0
     bytes: int = 0
     balance: float = 0
+    workspace_bytes: int = 0
     peers: dict = field(default_factory=dict)  # name -> us, or why not
     problem: str = ""
     wrong: bool = False  # the problem is one of plait or a peer, not something left out
@@ -149,9 +150,11 @@ def _measure(workload, result, pools, peers, seconds, peer_begins):
         result.kernel = workload.attention.kernel_name
         result.flops, result.bytes = workload.work()
         result.balance = workload.plan.balance
+        result.workspace_bytes = workload.attention.workspace_bytes
         result.problem = workload.check()
         result.wrong = bool(result.problem)
-        result.us = time_plait(workload.device, workload.run, seconds).median_us
+        timed = time_plait if workload.case.call == "graph" else time_eager
+        result.us = timed(workload.device, workload.run, seconds).median_us
         if not workload.same_bits():
             result.problem, result.wrong = "rows changed between runs of one plan", True
     except Exception as error:

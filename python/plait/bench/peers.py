@@ -4,6 +4,8 @@ All of them need torch; a package that is not there is named, never missed. Flas
 FlashAttention-3's "planned" entry schedules beforehand, as plait does: run() alone is timed.
 """
 
+import numpy as np
+
 from plait.bench.timing import time_torch, torch_on
 
 _LARGEST_DIFFERENCE = 0.03  # of a row's norm; two right bfloat16 results differ by 0.01 at most
@@ -33,6 +35,7 @@ class Peer:
     name = ""
     variants = ("causal", "full")
     fp8_kv = False  # whether it takes K and V in fp8 beside q in 16 bits
+    composed = False  # whether it takes a shared prefix as a level of its own, and nothing else
     compiles = False  # something at first use that is worth doing side by side
 
     def __init__(self, device):
@@ -42,6 +45,12 @@ class Peer:
         """Why the peer does not take this case; "" if it does."""
         if case.group == "tiles":
             return "tiles stand beside each other"
+        if case.call != "graph" or case.requests_bound:
+            return "ways to launch stand beside each other"
+        if case.scheduler != "auto":
+            return "schedulers stand beside each other"
+        if self.composed != (case.num_levels > 1 and case.shared_len > 0):
+            return "it takes composed batches" if self.composed else "it takes flat batches"
         if case.variant not in self.variants:
             return f"{case.variant} is not among {', '.join(self.variants)}"
         if case.kv_dtype is not None and not self.fp8_kv:
@@ -183,6 +192,39 @@ class FlashInferDecode(_FlashInfer):
         return _flashinfer_decode(self, w, use_tensor_cores=False)
 
 
+class FlashInferCascade(_FlashInfer):
+    """Its cascade of two levels, the shared prefix and the rest."""
+
+    name = "flashinfer-cascade"
+    variants = ("causal",)
+    composed = True
+
+    def work(self, w):
+        q, kv, _, dtypes = self._data(w)
+        pages, common = w.pages()
+        # Each request's list begins with the pages of all.
+        own = [
+            w.page_indices[begin + common : end]
+            for begin, end in zip(w.page_indptr, w.page_indptr[1:])
+        ]
+        indptr = np.concatenate([[0], np.cumsum(pages - common)])
+        tables = (
+            ([0, w.case.tokens], w.qo_indptr),
+            ([0, common], indptr),
+            (w.page_indices[:common], np.concatenate(own)),
+            ([w.case.page_size], (w.kv_len - 1) % w.case.page_size + 1),
+        )
+        wrapper = self._library.MultiLevelCascadeAttentionWrapper(2, self._memory, "NHD")
+        wrapper.plan(
+            *([_int32(x, self.device) for x in levels] for levels in tables),
+            *self._heads(w.case),
+            w.case.page_size,
+            causal=True,
+            **dtypes,
+        )
+        return lambda: wrapper.run(q, kv)
+
+
 class FlashInferPersistent(_FlashInfer):
     name = "flashinfer-persistent"
     variants = ("causal",)
@@ -275,8 +317,6 @@ class FlashAttention3(Peer):
         return how
 
     def _table(self, w):
-        import numpy as np
-
         counts = np.diff(w.page_indptr)
         table = np.zeros((len(counts), counts.max()), np.int32)
         for row, begin, count in zip(table, w.page_indptr, counts):
@@ -344,8 +384,6 @@ class _Dense(Peer):
         batch, q_len, kv_len = len(w.q_len), int(w.q_len[0]), int(w.kv_len[0])
         q = q.view(batch, q_len, *q.shape[1:])
         if w.case.page_size:
-            import numpy as np
-
             slots = np.concatenate([w.slots(i) for i in range(batch)])
             slots = _int32(slots, self.device).long()
             k, v = (x.flatten(0, 1)[slots] for x in (k, v))
@@ -430,6 +468,7 @@ PEERS = {
         FlashInferFa3,
         FlashInferFa2,
         FlashInferDecode,
+        FlashInferCascade,
         FlashInferPersistent,
         FlexAttention,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from plait import _plait
 from plait.bench import row
-from plait.bench.cases import Case
+from plait.bench.case import Case
 
 
 def parse_head_dim(text):

@@ -1,6 +1,9 @@
 """Times on a GPU, of plait and of others by one method: graphs of [read the L2 empty, work] x n and
 of [read the L2 empty] x n, launched in turn; the median of one less that of the other."""
 
+import statistics
+import time
+
 from plait import _plait
 from plait.tensors import parse_device
 
@@ -16,6 +19,39 @@ def options(seconds, calls=25):
 def time_plait(device, work, seconds, **more):
     """CudaTiming of work(stream)."""
     return _plait.time_on_gpu(parse_device(device), work, options(seconds, **more))
+
+
+_HIDING_BYTES = 1 << 30  # a quarter of a millisecond's reading
+
+
+def time_eager(device, work, seconds):
+    """CudaTiming of work(stream) called from Python each time, as by an engine without graphs. The
+    reads before each call are long enough that the device never waits for the host, which is
+    checked: RuntimeError."""
+    how = options(seconds)
+    reader = _plait.MemoryReader(parse_device(device), _HIDING_BYTES)
+    host_us = []
+    work(None)
+
+    def launch(with_work):
+        def on(stream):
+            start = time.perf_counter()
+            for _ in range(how.calls_a_graph):
+                reader(stream)
+                if with_work:
+                    work(stream)
+            if with_work:
+                host_us.append((time.perf_counter() - start) / how.calls_a_graph * 1e6)
+
+        return on
+
+    timing = _plait.time_graphs(parse_device(device), launch(True), launch(False), how)
+    if statistics.median(host_us) > timing.reads_us:
+        raise RuntimeError(
+            f"the host takes {statistics.median(host_us):.0f} us to launch a call, longer than the "
+            f"{timing.reads_us:.0f} us of reading that are to hide it"
+        )
+    return timing
 
 
 def time_torch(device, work, seconds, **more):

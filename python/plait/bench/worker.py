@@ -8,9 +8,17 @@ import os
 import sys
 
 from plait.bench import gpu
-from plait.bench.cases import Case
+from plait.bench.case import Case
 from plait.bench.peers import load
 from plait.nvrtc import use_wheels
+
+
+def line(event, **fields):
+    """An event as it is written."""
+    if "result" in fields:
+        fields["result"] = dataclasses.asdict(fields["result"])
+        fields["result"]["case"] = fields["result"]["case"]["name"]
+    return json.dumps({"event": event, **fields})
 
 
 def main():
@@ -18,10 +26,7 @@ def main():
     os.dup2(2, 1)  # what peers print is no event
 
     def emit(event, **fields):
-        if "result" in fields:
-            fields["result"] = dataclasses.asdict(fields["result"])
-            fields["result"]["case"] = fields["result"]["case"]["name"]
-        print(json.dumps({"event": event, **fields}), file=events, flush=True)
+        print(line(event, **fields), file=events, flush=True)
 
     job = json.load(sys.stdin)
     use_wheels()

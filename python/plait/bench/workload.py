@@ -9,9 +9,10 @@ import numpy as np
 from plait.attention import Attention, Bounds
 from plait.bench.case_variants import CASE_VARIANTS
 from plait.checking import RowCheck
+from plait.compose import compose_radix
 from plait.counting import attention_work
 from plait.device_array import DeviceArray
-from plait.formats import PagedKv, RaggedKv
+from plait.formats import ComposedKv, PagedKv, RaggedKv
 from plait.reference import to_storage
 
 _PERIOD = 2039 * 4096  # no power of two: a wrong page holds other rows
@@ -63,10 +64,11 @@ class Pools:
 
 
 class Workload:
-    """A Case on a device; kernel: forces one where the case itself does not."""
+    """A Case on a device; kernel: forces one where the case itself does not; cost_model: of
+    Attention."""
 
-    def __init__(self, case, device="cpu", kernel="auto"):
-        self.case, self.device = case, device
+    def __init__(self, case, device="cpu", kernel="auto", cost_model=None):
+        self.case, self.device, self.cost_model = case, device, cost_model
         self.kernel = kernel if case.kernel == "auto" else case.kernel
         self.variant = CASE_VARIANTS[case.variant]
         self.q_len = np.array(case.q_len, np.int32)
@@ -78,6 +80,9 @@ class Workload:
     def compile(self):
         """Makes the Attention. Raises ValueError for what plait does not take."""
         case = self.case
+        kv = PagedKv(case.page_size) if case.page_size else RaggedKv()
+        # As many as the batch has, where it alone says so; 0: as many as the other bounds need.
+        exact = case.page_size and case.num_levels == 1 and not case.padding
         self.attention = Attention(
             num_qo_heads=case.num_qo_heads,
             num_kv_heads=case.num_kv_heads,
@@ -85,21 +90,29 @@ class Workload:
             head_dim_vo=case.head_dim_vo,
             dtype=case.dtype,
             kv_dtype=case.kv_dtype,
-            kv=PagedKv(case.page_size) if case.page_size else RaggedKv(),
+            kv=kv if case.num_levels == 1 else ComposedKv(kv, case.num_levels),
             device=self.device,
             kernel=self.kernel,
+            invariant=case.invariant or False,
+            scheduler=case.scheduler,
+            cost_model=self.cost_model,
             variant=self.variant.build(),
             bounds=Bounds(
-                requests=len(self.q_len),
-                query_tokens=case.tokens,
+                requests=max(len(self.q_len), case.requests_bound),
+                query_tokens=max(case.tokens + case.padding, case.query_bound),
                 keys=int(self.kv_len.max()),
-                total_pages=self._num_pages() if case.page_size else 0,
-                max_q_len=int(self.q_len.max()),
+                total_pages=int(self.pages()[0].sum()) if exact else 0,
+                max_q_len=max(int(self.q_len.max()), case.query_bound),
             ),
         )
 
+    def pages(self):
+        """(pages of each request, how many of them are those of all requests)."""
+        return -(-self.kv_len // self.case.page_size), self.case.shared_len // self.case.page_size
+
     def _num_pages(self):
-        return int((-(-self.kv_len // self.case.page_size)).sum())
+        pages, common = self.pages()
+        return int((pages - common).sum()) + common
 
     def shapes(self):
         """Pool and shape of q, k and v."""
@@ -108,7 +121,7 @@ class Workload:
         kv += (case.num_kv_heads,)
         kv_dtype = case.kv_dtype or case.dtype
         return {
-            ("q", case.dtype): (case.tokens, case.num_qo_heads, case.head_dim),
+            ("q", case.dtype): (case.tokens + case.padding, case.num_qo_heads, case.head_dim),
             ("k", kv_dtype): (*kv, case.head_dim),
             ("v", kv_dtype): (*kv, case.head_dim_vo),
         }
@@ -121,17 +134,20 @@ class Workload:
         self.q, *cache = (pools.take(key, shape) for key, shape in self.shapes().items())
         self.cache = tuple(cache)
         if case.page_size:
-            pages = -(-self.kv_len // case.page_size)
+            pages, common = self.pages()
             self.page_indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
             rng = np.random.default_rng(0)
-            self.page_indices = rng.permutation(int(pages.sum())).astype(np.int32)
+            ids = rng.permutation(self._num_pages()).astype(np.int32)
+            of_all, rest = np.split(ids, [common])
+            own = np.split(rest, np.cumsum(pages - common)[:-1])
+            self.page_indices = np.concatenate([x for ids in own for x in (of_all, ids)])
         self.run_args = {
             name: x if self.device == "cpu" else DeviceArray.from_numpy(x, self.device)
             for name, x in self.variant.run(case.num_qo_heads).items()
         }
 
-    def prepare(self):
-        """Plans and runs once; check() then says whether the rows were right."""
+    def _batch(self):
+        """What plan() takes."""
         case = self.case
         if case.page_size:
             tables = dict(
@@ -141,12 +157,30 @@ class Workload:
             )
         else:
             tables = dict(kv_indptr=self.kv_indptr)
+        if case.num_levels > 1:
+            # Hashes of one block each: that of all requests, or, where they share none, their own.
+            levels = compose_radix(
+                self.attention,
+                qo_indptr=self.qo_indptr,
+                hash_ids=[[0 if case.shared_len else i] for i in range(len(self.q_len))],
+                block_tokens=case.shared_len or int(self.kv_len.min()),
+                **tables,
+            )
+            tables = dict(levels=levels)
         tables |= self.variant.plan(case.q_len, case.kv_len)
-        self.plan = self.attention.plan(qo_indptr=self.qo_indptr, **tables)
+        return dict(qo_indptr=self.qo_indptr, **tables)
+
+    def prepare(self):
+        """Plans and runs once; check() then says whether the rows were right."""
+        self._planned = self._batch()
+        self.plan = self.attention.plan(**self._planned)
         self.out, self.lse = self.attention.run(self.q, self.cache, **self.run_args)
         self._sampled = self._sample()
 
     def run(self, stream=None):
+        """What is timed: a run, with call "plan" after planning it."""
+        if self.case.call == "plan":
+            self.attention.plan(**self._planned, stream=stream)
         self.attention.run(
             self.q, self.cache, out=self.out, lse=self.lse, stream=stream, **self.run_args
         )
@@ -168,7 +202,7 @@ class Workload:
         """(token, out, lse) of the first and the last token and some between."""
         rng = np.random.default_rng(1)
         tokens = {0, self.case.tokens - 1, *rng.integers(self.case.tokens, size=6).tolist()}
-        read = (lambda x, t: x[t].copy()) if self.device == "cpu" else _row
+        read = _row_of(self.device)
         return [(t, read(self.out, t), read(self.lse, t)) for t in sorted(tokens)]
 
     def same_bits(self):
@@ -207,7 +241,13 @@ class Workload:
                 functors=self.variant.functors(heads, case.num_qo_heads),
                 q_pos=np.array([i + self.kv_len[request] - self.q_len[request]]),
             )
-        return "" if check.worst <= 1 else f"a sampled row is off: {check.describe()}"
+        if check.worst > 1:
+            return f"a sampled row is off: {check.describe()}"
+        if case.padding:
+            out, lse = (_row_of(self.device)(x, case.tokens) for x in (self.out, self.lse))
+            if out.any() or (lse != -np.inf).any():
+                return "a padding row is not (0, -inf)"
+        return ""
 
     def work(self):
         """(flops, bytes) of a run."""
@@ -221,9 +261,13 @@ class Workload:
             head_dim_vo=case.head_dim_vo,
             dtype=case.dtype,
             kv_dtype=case.kv_dtype,
+            shared_len=case.shared_len,
             **self.variant.visible,
         )
 
 
-def _row(array, index):
-    return array.rows(index, index + 1).to_numpy()[0]
+def _row_of(device):
+    """Reads row t of an array there, (array, t)."""
+    if device == "cpu":
+        return lambda array, t: array[t].copy()
+    return lambda array, t: array.rows(t, t + 1).to_numpy()[0]

@@ -1,10 +1,10 @@
-"""The command line `plait`: replay, doctor, plan, compile, cache, bench. A file a command."""
+"""The command line `plait`: replay, doctor, plan, compile, cache, bench, tune. A file a command."""
 
 import sys
 
 import typer
 
-from plait.cli import bench, cache, compile_kernels, doctor, plan, replay
+from plait.cli import bench, cache, compile_kernels, doctor, plan, replay, tune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +18,7 @@ app.command("plan")(plan.plan_command)
 app.command("compile")(compile_kernels.compile_command)
 app.add_typer(cache.app, name="cache")
 app.command("bench")(bench.bench_command)
+app.command("tune")(tune.tune_command)
 
 
 def main():

@@ -1,7 +1,9 @@
-"""`plait bench GROUP...`: what needs no GPU (plan, balance, overhead, cpu, compile), the table of
-tiles, and groups of the cases in plait.bench.cases."""
+"""`plait bench GROUP...`: what needs no GPU (plan, balance, overhead, cpu, compile), layers one
+behind the other, the table of tiles, groups of the cases in plait.bench.cases, and the figures of
+plait.bench.paper."""
 
 from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,12 +11,13 @@ import typer
 from plait import _plait
 from plait.bench.cases import GROUPS, select
 from plait.bench.peers import resolve
-from plait.cli.tables import JsonRows, console, print_json, print_table
+from plait.cli.tables import JsonRows, Text, console, print_json, print_table
 from plait.nvrtc import use_wheels
 from plait.tensors import parse_device
 
-HOST = ("plan", "balance", "overhead", "cpu", "compile")
-Bench = Enum("Bench", {name: name for name in (*HOST, "tiles", *GROUPS, "gpu")}, type=str)
+HOST = ("plan", "balance", "overhead", "cpu", "compile", "layers")
+_CASES = (*GROUPS, "paper")
+Bench = Enum("Bench", {name: name for name in (*HOST, "tiles", *_CASES, "gpu")}, type=str)
 # What an option has a meaning for; "cases" stands for all groups of them.
 _GOES_WITH = {
     "case": ("cases",),
@@ -26,6 +29,7 @@ _GOES_WITH = {
     "limit": ("cases", "tiles"),
     "arch": ("compile", "tiles"),
     "head_dim": ("tiles",),
+    "html": ("paper",),
 }
 
 
@@ -60,6 +64,9 @@ def bench_command(
         typer.Option(help="of compile (default: 90a); of tiles: compiled for it, nothing timed"),
     ] = "",
     head_dim: Annotated[str, typer.Option(help="of tiles: 128, or 192/128")] = "128",
+    html: Annotated[
+        Path | None, typer.Option(help="of paper: write a page of its figures to this file")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="a list of case, metric, value, unit")
     ] = False,
@@ -67,7 +74,7 @@ def bench_command(
     """Measure; a row a figure. Results on data are checked on sampled rows; exit 1 if one is
     off."""
     names = list(dict.fromkeys(w.value for w in which))
-    groups = GROUPS if "gpu" in names else tuple(g for g in GROUPS if g in names)
+    groups = tuple(g for g in _CASES if g in names or ("gpu" in names and g in GROUPS))
     given = {name for name in _GOES_WITH if context.get_parameter_source(name).name != "DEFAULT"}
     _refuse_idle(given, names, groups)
     if not seconds > 0:
@@ -79,35 +86,19 @@ def bench_command(
     cases = select(groups, _split(case))
     peer_names = resolve(_split(peers)) if peers else []
     wrong = False
-    with JsonRows() if json else _Text() as say:
+    with JsonRows() if json else Text() as say:
         for name in names:
             if name in HOST:
                 say(None, _host(name, arch))
         if "tiles" in names:
             cases = _tiles(arch, head_dim, device, say) + cases
         if cases:
-            wrong = _gpu(cases, device, kernel, peer_names, seconds, limit, say)
+            run, gpu_name = _gpu(cases, device, kernel, peer_names, seconds, limit, say)
+            wrong = any(r.wrong for r in run.results.values())
+            if "paper" in names:
+                _paper(run, gpu_name, html, say)
     if wrong:
         raise typer.Exit(1)
-
-
-class _Text:
-    """Says what is found as text, where JsonRows prints rows; rows without one as tables."""
-
-    def __call__(self, text, rows):
-        if text is None:
-            _print_figures(rows)
-        else:
-            console.print(text, soft_wrap=True, markup=False)
-
-    def table(self, columns, lines, rows):
-        print_table(columns, lines)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
 
 
 def _refuse_idle(given, names, groups):
@@ -115,7 +106,7 @@ def _refuse_idle(given, names, groups):
     kinds = {*names, "cases"} if groups else set(names)
     for name in sorted(given):
         if not kinds & set(_GOES_WITH[name]):
-            takes = [*GROUPS, "gpu"] if "cases" in _GOES_WITH[name] else []
+            takes = [*_CASES, "gpu"] if "cases" in _GOES_WITH[name] else []
             takes += [kind for kind in _GOES_WITH[name] if kind != "cases"]
             raise typer.BadParameter(
                 f"--{name.strip('_').replace('_', '-')} goes with {', '.join(takes)}, not with "
@@ -132,12 +123,14 @@ def _split(values):
 
 
 def _host(name, arch):
-    from plait.bench import cpu, host
+    from plait.bench import cpu, host, layers
 
     if name in ("compile", "cpu"):
         use_wheels()
     if name == "compile":
         return host.compile(arch or "90a")
+    if name == "layers":
+        return layers.layers()
     return cpu.cpu() if name == "cpu" else getattr(host, name)()
 
 
@@ -157,7 +150,7 @@ def _tiles(arch, head_dim, device, say):
 
 
 def _gpu(cases, device, kernel, peer_names, seconds, limit, say):
-    """Whether something was wrong; say(text, rows) is called as soon as there is something."""
+    """(Run, the GPU's name); say(text, rows) is called as soon as there is something."""
     from plait.bench import figures, row
     from plait.bench.supervise import measure
 
@@ -184,7 +177,20 @@ def _gpu(cases, device, kernel, peer_names, seconds, limit, say):
     for r in rows:
         value = "" if r["value"] is None else f": {r['value']:.5g} {r['unit']}"
         say(f"{r['case']}: {r['metric']}{value}", [r])
-    return any(r.wrong for r in run.results.values())
+    return run, gpu_name
+
+
+def _paper(run, gpu_name, html, say):
+    """Says what the figures judge, and writes their page."""
+    from plait.bench import paper
+
+    for figure in paper.figures():
+        say(f"{figure.title}: us and {figure.unit}, ratios of FLOP/s", [])
+        say.table(*paper.lines(figure, run.results), paper.rows(figure, run.results))
+    if html is not None:
+        from plait.html.paper import paper_page
+
+        html.write_text(paper_page(paper.figures(), run, gpu_name), encoding="utf-8")
 
 
 def _list(cases, json):
@@ -192,20 +198,3 @@ def _list(cases, json):
         print_json([{"case": c.name, "group": c.group, "is": c.describe()} for c in cases])
     else:
         print_table(["case", "group", ""], [(c.name, c.group, c.describe()) for c in cases])
-
-
-def _print_figures(rows):
-    for case in dict.fromkeys(r["case"] for r in rows):
-        console.print(case, style="bold", soft_wrap=True)
-        print_table(
-            ["", ">", ""],
-            [
-                (
-                    "  " + r["metric"],
-                    "" if r["value"] is None else f"{r['value']:.5g}",
-                    r["unit"],
-                )
-                for r in rows
-                if r["case"] == case
-            ],
-        )

@@ -35,6 +35,43 @@ class JsonRows:
             print("[]", flush=True)
 
 
+class Text:
+    """Says what is found as text, where JsonRows prints rows; rows without a text as tables."""
+
+    def __call__(self, text, rows):
+        if text is None:
+            print_figures(rows)
+        else:
+            console.print(text, soft_wrap=True, markup=False)
+
+    def table(self, columns, lines, rows):
+        print_table(columns, lines)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+def print_figures(rows):
+    """Rows of {case, metric, value, unit}: a table a case."""
+    for case in dict.fromkeys(r["case"] for r in rows):
+        console.print(case, style="bold", soft_wrap=True)
+        print_table(
+            ["", ">", ""],
+            [
+                (
+                    "  " + r["metric"],
+                    "" if r["value"] is None else f"{r['value']:.5g}",
+                    r["unit"],
+                )
+                for r in rows
+                if r["case"] == case
+            ],
+        )
+
+
 def print_table(columns, rows):
     """columns: names; one that starts with > is right-aligned."""
     table = Table(
