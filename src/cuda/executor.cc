@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "cuda/memory.h"
 #include "cuda/plan_image.h"
 #include "cuda/row_units.h"
+#include "cuda/sm90_tiles.h"
 #include "cuda/tensor_maps.h"
 #include "host_device/convert.h"
 #include "host_device/utility_calls.h"
@@ -30,14 +30,6 @@ using cuda::CurrentDevice;
 using cuda::DeviceBuffer;
 using cuda::driver;
 using cuda::GpuDevice;
-
-// What a window's keys begin at a multiple of: with the sm90 template at 16 of them and a page,
-// where that divides a tile.
-int kv_align(const AttentionConfig& config, const KernelConfig& kernel) {
-  if (template_of(kernel) != Template::kSm90 || is_fp8(kernel.dtype_kv)) return kernel.tile_kv;
-  const int align = std::lcm(16, config.kv.kind == KvFormat::kRagged ? 1 : config.kv.page_size);
-  return kernel.tile_kv % align == 0 ? align : kernel.tile_kv;
-}
 
 PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel,
                        const cuda::GpuInfo& gpu) {
@@ -56,7 +48,8 @@ PlanTarget make_target(const AttentionConfig& config, const KernelConfig& kernel
   target.num_ctas = gpu.num_multiprocessors * kernel.ctas_per_sm;
   if (config.max_ctas > 0) target.num_ctas = std::min(target.num_ctas, config.max_ctas);
   target.tile_kv = kernel.tile_kv;
-  target.kv_align = kv_align(config, kernel);
+  target.kv_align =
+      cuda::kv_align(kernel, config.kv.kind == KvFormat::kRagged ? 1 : config.kv.page_size);
   target.chunk_keys = kernel.chunk_keys;
   target.group_size = config.num_qo_heads / config.num_kv_heads;
   target.num_kv_heads = config.num_kv_heads;

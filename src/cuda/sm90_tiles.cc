@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 #include "cuda/kernel_choice.h"
 #include "host_device/convert.h"
@@ -105,6 +106,12 @@ std::vector<KernelConfig> sm90_tiles(const KernelConfig& sm90, int tile_q) {
     }
   }
   return tiles;
+}
+
+int kv_align(const KernelConfig& kernel, int page_size) {
+  if (template_of(kernel) != Template::kSm90 || is_fp8(kernel.dtype_kv)) return kernel.tile_kv;
+  const int align = std::lcm(16, page_size);
+  return kernel.tile_kv % align == 0 ? align : kernel.tile_kv;
 }
 
 }  // namespace plait::cuda

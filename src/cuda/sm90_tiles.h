@@ -30,4 +30,8 @@ int fragment_registers(const KernelConfig& sm90);
 // All of with_tile() for tile_q rows and 32 and more keys that fit, by keys, then stages.
 std::vector<KernelConfig> sm90_tiles(const KernelConfig& sm90, int tile_q);
 
+// What a window's keys begin at a multiple of: with the sm90 template at 16 of them and a page (1:
+// ragged), where that divides a tile.
+int kv_align(const KernelConfig& kernel, int page_size);
+
 }  // namespace plait::cuda

@@ -9,6 +9,7 @@
 #include "cuda/emulated_case.h"
 #include "cuda/invariant_case.h"
 #include "cuda/row_units.h"
+#include "cuda/sm90_tiles.h"
 #include "cuda/tensor_maps.h"
 #include "sm90/attention.cuh"
 
@@ -19,6 +20,7 @@ PlanTarget target_of(const KernelConfig& config, const Shape& shape, int num_cta
   PlanTarget target;
   target.num_ctas = num_ctas;
   target.tile_kv = config.tile_kv;
+  target.kv_align = cuda::kv_align(config, shape.affine ? 1 : shape.page_size);
   target.chunk_keys = config.chunk_keys;
   target.group_size = shape.group_size;
   target.num_kv_heads = shape.num_kv_heads;
@@ -167,6 +169,17 @@ TEST(Sm90Emulated, ShapesInTurn) {
   const auto longer = make_case<Bfloat16>(shape_of(kBoth, 0), {1, -1, 0}, {21, 50, 21, 64, 20, 7},
                                           {900, 700, 641, 300, 129, 520}, 0, 16);
   run_sm90<kBoth>(longer, 1);
+}
+// A window's first tile begins where its keys do: in the middle of a tile of the list.
+TEST(Sm90Emulated, WindowsBeginWithinATile) {
+  const auto run = [](auto run_one, int page_size) {
+    const auto c = make_case<Bfloat16>(shape_of(kBoth, page_size), {1, 40, 0}, {1, 60, 3},
+                                       {300, 330, 177}, 0, 19);
+    run_one(c);
+  };
+  run([](const auto& c) { run_sm90<kBoth>(c, 2); }, 0);
+  run([](const auto& c) { run_sm90<with_loader(kBoth, Loader::kPaged)>(c, 2); }, 16);
+  run([](const auto& c) { run_sm90<with_loader(kBoth, Loader::kGather)>(c, 2); }, 1);
 }
 TEST(Sm90Emulated, Gather) {
   const auto c = make_case<Bfloat16>(shape_of(kBoth, 3), {1, -1, 0}, {1, 60}, {300, 130}, 0, 3);
