@@ -40,7 +40,7 @@ struct Tile {
     float q[kRows][kDimQk];
     float kv[kNumKeys][kKeyStride];  // K, and after the logits V
     int token[kRows], request[kRows], position[kRows], qo_head[kRows];
-    int last[kRows];  // of arrive_and_merge
+    int merging[merge_scratch(kRows)];
   };
   static_assert(sizeof(Smem) <= 48 * 1024, "plain: static shared memory; take a smaller tile_q");
 };
@@ -310,8 +310,8 @@ PLAIT_DEVICE void attend(typename Tile<kConfig>::Smem& smem, const VariantCall<V
     arrive_and_merge<kConfig, V>(
         params, call.variant, plan,
         [&](int i) { return head_of_item(params, plan, item, head, i); },
-        item.first_row % params.group_size, item.num_rows, threadIdx.x, kNumThreads, smem.last,
-        [] { __syncthreads(); });
+        item.first_row % params.group_size, item.num_rows, threadIdx.x, kNumThreads,
+        smem.merging, false, [] { __syncthreads(); });
   }
 }
 

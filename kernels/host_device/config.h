@@ -112,4 +112,9 @@ PLAIT_HD int lists_per_head(int tile_q, int group_size) {
   return (group_size + tile_q - 1) / tile_q;
 }
 
+// A merge (tile/merge.cuh): heads that a CTA claims in one pass, at most; and the ints of shared
+// memory that it takes for parts of so many heads.
+inline constexpr int kMostClaims = 16;
+PLAIT_HD constexpr int merge_scratch(int heads) { return heads + kMostClaims + 1; }
+
 }  // namespace plait

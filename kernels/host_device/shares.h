@@ -203,13 +203,15 @@ PLAIT_HD i64 run_ps(const ListCut& from, const ListCut& to, const ShapeCost* sha
 }
 
 // Two CTAs of a multiprocessor, of these loads, share its bandwidth: while both have work each goes
-// at the modelled speed; then what is left goes 1.9 times as fast.
-inline constexpr int kTenthsOfSpeedAlone = 19;
+// at the modelled speed; then what is left goes 1.5 times as fast. (With 1.9, and 3 us for the last
+// join, 16 x 1024 and 16 x U(512, 1024) stayed whole: one H200, 25.1 and 23.5 us, split in two 24.6
+// and 21.4.)
+inline constexpr int kTenthsOfSpeedAlone = 15;
 PLAIT_HD i64 pair_ps(i64 a, i64 b) {
   const i64 shared = a < b ? a : b, alone = (a < b ? b : a) - shared;
   return shared + alone * 10 / kTenthsOfSpeedAlone;
 }
-inline constexpr i64 kLastJoinPs = 3000000;  // behind all that, where something is split
+inline constexpr i64 kLastJoinPs = 1500000;  // behind all that, where something is split
 PLAIT_HD unsigned join_units(int num_sms, bool joins) {
   return num_sms > 0 && joins ? units_of(kLastJoinPs) : 0;
 }

@@ -23,6 +23,79 @@ PLAIT_DEVICE unsigned arrive_acq_rel(unsigned* counter) {
 #endif
 }
 
+// The same, but from `last` the counter goes to 0.
+PLAIT_DEVICE unsigned arrive_and_wrap_acq_rel(unsigned* counter, unsigned last) {
+#if defined(__CUDA_ARCH__)
+  nap();
+  unsigned before;
+  asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(last)
+               : "memory");
+  return before;
+#else
+  const unsigned before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
+#endif
+}
+
+// Puts the counter from `all` to 0 if it is there, and returns whether it was: of all threads that
+// try, one is told so. It then sees what was written before the arrivals.
+PLAIT_DEVICE bool claim_acquire(unsigned* counter, unsigned all) {
+#if defined(__CUDA_ARCH__)
+  nap();
+  unsigned before;
+  asm volatile("atom.cas.acquire.gpu.global.b32 %0, [%1], %2, 0;"
+               : "=r"(before)
+               : "l"(counter), "r"(all)
+               : "memory");
+  return before == all;
+#else
+  if (*counter != all) return false;
+  *counter = 0;
+  return true;
+#endif
+}
+
+// Never the non-coherent path, never a stale line of L1.
+PLAIT_DEVICE float load_relaxed(const float* address) {
+#if defined(__CUDA_ARCH__)
+  float x;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(address) : "memory");
+  return x;
+#else
+  return *address;
+#endif
+}
+// Four at `address`, 16-byte aligned.
+PLAIT_DEVICE void load_relaxed(const float* address, float (&x)[4]) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "l"(address)
+               : "memory");
+#else
+  for (int i = 0; i < 4; ++i) x[i] = address[i];
+#endif
+}
+PLAIT_DEVICE unsigned load_relaxed(const unsigned* counter) {
+#if defined(__CUDA_ARCH__)
+  unsigned x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+  return x;
+#else
+  return *counter;
+#endif
+}
+
+// For a fraction of a microsecond.
+PLAIT_DEVICE void sleep_shortly() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("nanosleep.u32 200;" ::: "memory");
+#endif
+}
+
 // Adds 1 and returns the value before, without an order.
 PLAIT_DEVICE unsigned add_relaxed(unsigned* counter) {
 #if defined(__CUDA_ARCH__)
@@ -51,47 +124,6 @@ PLAIT_DEVICE int known_from_here(int x) {
 PLAIT_DEVICE void keep_branch() {
 #if defined(__CUDA_ARCH__)
   asm volatile("");
-#endif
-}
-
-// Never the non-coherent path, never a stale line of L1. base[index], but `other`, without any
-// access, for index < 0.
-PLAIT_DEVICE float load_relaxed_if(int index, const float* base, float other) {
-#if defined(__CUDA_ARCH__)
-  float x;
-  asm volatile(
-      "{\n"
-      ".reg .pred valid;\n"
-      "setp.ge.s32 valid, %2, 0;\n"
-      "mov.b32 %0, %3;\n"
-      "@valid ld.relaxed.gpu.global.f32 %0, [%1];\n"
-      "}"
-      : "=&f"(x)
-      : "l"(base + index), "r"(index), "f"(other)
-      : "memory");
-  return x;
-#else
-  return index >= 0 ? base[index] : other;
-#endif
-}
-// Four at `address`, 16-byte aligned; zeros, without any access, for index < 0.
-PLAIT_DEVICE void load_relaxed_if(int index, const float* address, float (&x)[4]) {
-#if defined(__CUDA_ARCH__)
-  asm volatile(
-      "{\n"
-      ".reg .pred valid;\n"
-      "setp.ge.s32 valid, %5, 0;\n"
-      "mov.b32 %0, 0;\n"
-      "mov.b32 %1, 0;\n"
-      "mov.b32 %2, 0;\n"
-      "mov.b32 %3, 0;\n"
-      "@valid ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-      "}"
-      : "=&f"(x[0]), "=&f"(x[1]), "=&f"(x[2]), "=&f"(x[3])
-      : "l"(address), "r"(index)
-      : "memory");
-#else
-  for (int i = 0; i < 4; ++i) x[i] = index >= 0 ? address[i] : 0.0f;
 #endif
 }
 

@@ -163,9 +163,14 @@ PLAIT_DEVICE void attention(const VariantCall<Variant>& call) {
     if (item.partial_row >= 0) {
       constexpr int kThreads = num_threads(kConfig);
       const auto head_of = [&](int i) { return head_of_item(params, plan, item, head, i); };
+      const auto is_end = [&] {
+        return head + 1 == item.num_heads && !has_queue(params) &&
+               item_index + 1 >= params.starts[blockIdx.x].item_end;
+      };
       arrive_and_merge<kConfig, Variant>(params, call.variant, plan, head_of,
                                          item.first_row % params.group_size, item.num_rows,
-                                         threadIdx.x, kThreads, smem.last, [] { __syncthreads(); });
+                                         threadIdx.x, kThreads, smem.merging, is_end(),
+                                         [] { __syncthreads(); });
     }
     if (++head == item.num_heads) {
       head = 0;

@@ -82,7 +82,7 @@ namespace plait {
 PLAIT_HD constexpr int sm80_smem_bytes(const KernelConfig& c) {
   const int rows = sm80::max_tile_q(c);
   const int q = (rows * sm80::row_bytes(c.head_dim_qk) + 127) / 128 * 128;
-  const int row_info = rows * (16 + 4 + 4);  // RowInfo, q_scales, last
+  const int row_info = rows * (16 + 4) + merge_scratch(rows) * 4;  // RowInfo, q_scales, merging
   const int addresses = (c.num_stages + 1) * c.tile_kv * 16;
   const int states = sm80::num_states(c) * 8;
   return (q + sm80::ring_bytes(c) + row_info + addresses + states + sm80::kUnitBytes + 127) / 128 *

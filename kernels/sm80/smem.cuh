@@ -74,7 +74,7 @@ struct alignas(128) Smem {
   };
   SoftmaxState states[num_states(kConfig)];  // [key split][row of the shape's tile]
   Unit unit;
-  int last[kTileQ];  // of arrive_and_merge
+  int merging[merge_scratch(kTileQ)];
 };
 
 }  // namespace plait::sm80

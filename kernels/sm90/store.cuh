@@ -105,11 +105,11 @@ PLAIT_DEVICE void fold_unit(const Params& params, Consumer<kConfig, Variant>& co
   if (rows <= kFirstChunk && has_rows) {
     ptx::keep_branch();
     float* kept = params.folds + i64{blockIdx.x} * fold_floats(kConfig) + 4 * threadIdx.x;
-    const int has_kept = rows == kFirstChunk ? -1 : 0;
+    const bool has_kept = rows != kFirstChunk;
     if constexpr (kUseSoftmax) {
       float* kept_states = kept + 4 * kThreads * kCount;
-      float x[4];
-      ptx::load_relaxed_if(has_kept, kept_states, x);
+      float x[4] = {};
+      if (has_kept) ptx::load_relaxed(kept_states, x);
       FoldedState state[2] = {{x[0], x[1]}, {x[2], x[3]}};
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -130,10 +130,12 @@ PLAIT_DEVICE void fold_unit(const Params& params, Consumer<kConfig, Variant>& co
     }
 #pragma unroll
     for (int first = 0; first < kCount; first += kAtOnce) {
-      float before[kAtOnce][4];
+      float before[kAtOnce][4] = {};
+      if (has_kept) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        ptx::load_relaxed_if(has_kept, kept + 4 * kThreads * (first + i), before[i]);
+        for (int i = 0; i < kAtOnce; ++i) {
+          ptx::load_relaxed(kept + 4 * kThreads * (first + i), before[i]);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -258,10 +260,12 @@ PLAIT_DEVICE void merge_unit(const Sm90Call<Variant>& call, const Unit& unit, co
   };
   const auto arrive = [&](int num_rows, auto head_of) {
     constexpr int kThreads = 128 * kConfig.num_consumer_warpgroups;
+    constexpr int kHeads = merges_together(kConfig) ? num_pending(kConfig) : tile_q(kConfig);
+    static_assert(sizeof(int) * merge_scratch(kHeads) <= sizeof(smem.states));
     const auto sync = [] { ptx::named_barrier(kMergeBarrier, kThreads); };
-    arrive_and_merge<kConfig, Variant>(params, call.variant, *params.plan, head_of,
-                                       unit.first_row % group_size, num_rows, threadIdx.x, kThreads,
-                                       reinterpret_cast<int*>(smem.states), sync);
+    arrive_and_merge<kConfig, Variant>(
+        params, call.variant, *params.plan, head_of, unit.first_row % group_size, num_rows,
+        threadIdx.x, kThreads, reinterpret_cast<int*>(smem.states), next.item == nullptr, sync);
     sync();  // the next unit's states go where the scratch is
   };
   if constexpr (!merges_together(kConfig)) {
@@ -374,10 +378,8 @@ PLAIT_DEVICE void store_unit(const Sm90Call<Variant>& call, Consumer<kConfig, Va
   }
   release_q();
   if (partial) {
-    if constexpr (tile_q(kConfig) > 64 || kConfig.consumer_registers <= 160) {  // few are left
 #pragma unroll  // else the compiler keeps it through the merge: only the host knows that the next
-      for (float& x : o) x = 0.0f;  // P V does not add to it
-    }
+    for (float& x : o) x = 0.0f;  // P V does not add to it
     merge_unit<kConfig, Variant>(call, unit, next, consumer.smem);
   }
 }

@@ -25,6 +25,9 @@ inline constexpr float kThreePartsOfKeys = 0.73f;
 // one more part costs a CTA 6.7 us there beside its keys, 5.7 in 16 x U(512, 1024), and one more
 // whole unit of 16 keys 4 in 16 x Zipf 1k.
 inline constexpr KernelCost kSm90DecodeCost{{3.5f, 0.0f}, {0.0322f, 0.0f}, 2.5f, 256};
+// The same for tiles of 64 rows, of which a CTA has many short ones behind a shared prefix, whose
+// starts are hidden: 64 x (8192 + 256) 51.8 us, with 3.5 us for each 56.4.
+inline constexpr float kSm90DecodeFixedUs64 = 1.0f;
 // 16 rows on CUDA cores, four CTAs a multiprocessor: a guess, for balance alone.
 inline constexpr KernelCost kPlainCost{{3.0f, 0.0f}, {0.06f, 0.0f}, 3.0f, 128};
 
@@ -101,6 +104,9 @@ inline KernelCost cost_of(const KernelConfig& config, const KernelCost* tuned = 
       cost = config.ctas_per_sm > 1               ? kSm90DecodeCost
              : config.num_consumer_warpgroups > 2 ? kSm90WideCost
                                                   : kSm90MixedCost;
+      if (config.ctas_per_sm > 1 && config.shapes[0].tile_q == 64) {
+        cost.fixed_us[0] = kSm90DecodeFixedUs64;
+      }
   }
   if (tuned != nullptr) {
     const int min_split_keys = cost.min_split_keys;

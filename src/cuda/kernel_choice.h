@@ -21,6 +21,12 @@ bool sm90_takes(Dtype dtype);
 // multiprocessor.
 KernelConfig sm90_config(Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
                          long long max_rows, std::optional<Dtype> dtype_kv = {});
+// The same with 64 KiB of K and V under way in each of two CTAs of a multiprocessor, or two tiles,
+// which saturates memory where consumers do nothing but the softmax. With more, multiprocessors
+// that read faster run further ahead of the others. One H200, 96 and 64 KiB, microseconds: 1 x
+// 131072 138.2, 133.3; 8 x 8192 72.5, 70.5; 34 x 4096 147.4, 140.4; 64 x 4096 253.1, 252.3; but
+// RoPE 64 x 4096 285, 472, and a custom mask 134, 166.
+KernelConfig with_even_reads(KernelConfig sm90);
 // The same with the ring that fp8 K and V land in: as many stages as fit, or 0 where too few do.
 KernelConfig with_landing_ring(KernelConfig sm90);
 // The same with more registers for the producer, which row transforms run in.

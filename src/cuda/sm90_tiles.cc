@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <utility>
 
 #include "cuda/kernel_choice.h"
 #include "host_device/convert.h"
@@ -80,7 +81,10 @@ KernelConfig with_tile(KernelConfig c, const Sm90Tile& tile) {
            fragment_registers(c) + kOtherRegisters <= c.consumer_registers;
   };
   if (fits()) return c;
-  if (c.ctas_per_sm > 1) {  // the small kernel with the multiprocessor to itself
+  if (c.ctas_per_sm > 1) {  // the small kernel: one buffer of Q, or the multiprocessor to itself
+    const int q_stages = std::exchange(c.num_q_stages, 1);
+    if (fits()) return c;
+    c.num_q_stages = q_stages;
     c.ctas_per_sm = 1;
     c.producer_registers = 96;
     c.consumer_registers = 240;

@@ -60,6 +60,7 @@ std::vector<KernelSource> shipped_kernels(const std::string& arch) {
   const auto add_sm90 = [&](Dtype dtype, int head_dim_qk, int head_dim_vo, Loader loader,
                             int max_rows, const Variant& variant) {
     KernelConfig config = cuda::sm90_config(dtype, head_dim_qk, head_dim_vo, loader, max_rows);
+    if (variant.parts.empty()) config = cuda::with_even_reads(config);
     if (max_rows > 128) config = cuda::with_third_warpgroup(config, !variant.parts.empty());
     kernels.push_back(assemble_attention(config, variant));
   };

@@ -359,6 +359,7 @@ inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, !
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 
 // The transforms' row accessor has its warp operations behind __CUDA_ARCH__, which the rest of the

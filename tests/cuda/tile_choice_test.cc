@@ -151,7 +151,7 @@ TEST(TileChoice, EveryHeadDimHasATile) {
 }
 
 // head_dim 128 on an H200: what the kernel was made for. Prefill keeps 2 CTAs of 128 rows, 32 a
-// warp, with a shape for the decodes beside it; decode keeps 128 KiB under way.
+// warp, with a shape for the decodes beside it; decode has 128 KiB in its rings.
 TEST(TileChoice, OfAnH200) {
   const KernelConfig prefill = choose_tiles(query("90a", 128, 128, 16384));
   EXPECT_EQ(prefill.shapes[0].tile_q, 128);
@@ -162,7 +162,8 @@ TEST(TileChoice, OfAnH200) {
   const KernelConfig decode = choose_tiles(query("90a", 128, 128, 4));
   EXPECT_EQ(decode.shapes[0].tile_q, 16);
   EXPECT_EQ(decode.num_shapes, 1);
-  EXPECT_GE(decode.ctas_per_sm * (2 * decode.num_stages - 1) * decode.tile_kv * 256, 128 * 1024);
+  EXPECT_EQ(decode.ctas_per_sm * decode.num_stages * decode.tile_kv * 512, 128 * 1024);
+  EXPECT_EQ(decode.ctas_per_sm, 4);
 }
 
 std::string error_of(const std::string& text, const char* arch = "90a", int head_dim = 128) {
@@ -241,6 +242,47 @@ TEST(KernelChoice, Sm90LoaderByFormat) {
     c.kv = paged_kv(page_size);
     EXPECT_EQ(choose_kernel(c, "90a").loader, Loader::kGather) << page_size;
   }
+}
+
+// Two CTAs a multiprocessor, each with 64 KiB of K and V under way, or two tiles where those are
+// larger.
+TEST(KernelChoice, Sm90DecodeKeepsSoMuchUnderWay) {
+  for (const int dim : {64, 96, 128, 192}) {
+    for (const int max_rows : {16, 32, 64}) {
+      const KernelConfig c =
+          with_even_reads(sm90_config(Dtype::kBfloat16, dim, dim, Loader::kPaged, max_rows));
+      const int tile = c.tile_kv * ((dim + 63) / 64) * 128 * 2;  // K and V
+      EXPECT_EQ(c.ctas_per_sm, 2) << dim;
+      EXPECT_EQ(c.num_q_stages, 2) << dim;
+      EXPECT_EQ(c.num_stages, std::clamp(64 * 1024 / tile, 2, 4)) << dim << " " << max_rows;
+    }
+  }
+}
+
+// What consumers do beside the softmax takes more of it to hide.
+TEST(KernelChoice, Sm90DecodeKeepsMoreUnderWayForFunctors) {
+  AttentionConfig c = attention();
+  c.variant = causal();
+  EXPECT_EQ(choose_kernel(c, "90a").num_stages, 2);
+  for (const Variant& variant : {rope(), soft_cap(30.0f), custom_mask()}) {
+    c.variant = variant;
+    EXPECT_EQ(choose_kernel(c, "90a").num_stages, 3) << variant.name();
+  }
+}
+
+// A level collects the queries of many requests, in tiles of 64 rows where each has few; in those
+// of prefill where one has many.
+TEST(KernelChoice, ComposedFormats) {
+  AttentionConfig c = attention();
+  c.kv = composed_kv(paged_kv(16), 2);
+  const KernelConfig decode = choose_kernel(c, "90a");
+  EXPECT_EQ(decode.num_shapes, 1);
+  EXPECT_EQ(decode.shapes[0].tile_q, 64);
+  EXPECT_EQ(decode.ctas_per_sm, 2);
+  c.bounds.requests = c.bounds.query_tokens = 4;
+  EXPECT_EQ(choose_kernel(c, "90a").shapes[0].tile_q, 16);  // 4 queries of 4 heads
+  c.bounds.query_tokens = c.bounds.max_q_len = 64;
+  EXPECT_GE(choose_kernel(c, "90a").shapes[0].tile_q, 128);
 }
 
 TEST(KernelChoice, Sm90FitsAMultiprocessorWithEveryHeadDim) {

@@ -25,6 +25,9 @@ CASES += [Case(format, "causal", DECODE, BF16, 128, 0, 2, 4, max_ctas=9, decode_
 CASES += [Case(format, "causal", lengths, BF16, 128, 0, 2, 4, max_ctas=13, decode_only=lengths is DECODE,
                kv_dtype="float8_e4m3fn", k_scale=0.25, v_scale=0.5)
           for format in ("csr_p16", "csr_p1") for lengths in (MIXED, DECODE)]
+# Parts of many rows that end at about the same time, and are merged by whoever is there.
+CASES += [Case("shared_p16", "causal", ((1, 5000),) * 40, BF16, 128, 0, 2, 4, max_ctas=ctas,
+               decode_only=True) for ctas in (0, 40)]
 KERNELS = ["sm80", *(["sm90a"] if IS_HOPPER else [])]
 RUNS = list(itertools.product(CASES, KERNELS))
 if IS_HOPPER:  # three consumer warpgroups, which no row transform has registers for

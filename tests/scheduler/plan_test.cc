@@ -304,7 +304,7 @@ TEST(Plan, ShortDecodesStayWholeWhereEachHasAMultiprocessor) {
   target.shapes[0] = {.tile_q = 16, .fixed_us = 1, .us_per_key = 0.032f};
   target.merge_us = 1.5f;
   target.num_sms = 132;
-  for (const int keys : {1024, 700}) {
+  for (const int keys : {512, 300}) {
     const BsrView view = flat_view(std::vector<int>(16, 1), std::vector<int>(16, keys));
     const Plan plan = make_plan(view, {.causal = 1}, target);
     check_plan(view, {.causal = 1}, target, plan);
@@ -314,7 +314,12 @@ TEST(Plan, ShortDecodesStayWholeWhereEachHasAMultiprocessor) {
     }
     EXPECT_EQ(plan.cta_item_indptr[132], static_cast<int>(plan.items.size()));
   }
-  // Not where one is far longer than the others.
+  // Not where two CTAs are through sooner by more than a join takes.
+  EXPECT_EQ(make_plan(flat_view(std::vector<int>(16, 1), std::vector<int>(16, 1024)), {.causal = 1},
+                      target)
+                .num_partial_rows,
+            16 * 8 * 2 * target.group_size);
+  // Nor where one is far longer than the others.
   std::vector<int> kv_len(16, 500);
   kv_len[3] = 8000;
   EXPECT_GT(
