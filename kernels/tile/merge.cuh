@@ -82,9 +82,7 @@ PLAIT_DEVICE void fold_row(const Params& params, const typename V::Params& varia
 
 // Heads whose parts this CTA has left, and what is known of them: how many parts there are while
 // some are missing, less than 0 once all are there, 0 once nothing is left to be done.
-template <class HeadOf>
 struct Claims {
-  const HeadOf& head_of;
   int* parts;    // [num_heads]
   int* claimed;  // [kMostClaims], then how many
   int num_heads, start;
@@ -158,8 +156,8 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   using Traits = VariantTraits<V>;
   constexpr bool kUseSoftmax = Traits::kUseSoftmax;
   constexpr int kDim = kConfig.head_dim_vo;
-  // A side of the warp, all of it or half, loads every kSides-th part of a round. Accumulators of
-  // the unit stay in their registers meanwhile: more in flight would spill.
+  // A side of the warp, all of it or half, loads every kSides-th part of a round. As many are in
+  // flight as there are registers for.
   constexpr bool kManyRows = kConfig.shapes[0].tile_q > 64;
   constexpr bool kWgmma = kConfig.shapes[0].mma == Mma::kWgmma;
   constexpr bool kWide = kConfig.head_dim_qk > 128 || kDim > 128;
@@ -226,7 +224,7 @@ PLAIT_DEVICE void arrive_and_merge(const Params& params, const typename V::Param
   // Beyond two rows a warp others may help.
   const bool offers = !kManyRows && num_rows > 2 * num_warps;
   const int num_heads = (first_head + num_rows + group_size - 1) / group_size;
-  Claims<HeadOf> claims{head_of, scratch, scratch + num_heads, num_heads, 0};
+  Claims claims{scratch, scratch + num_heads, num_heads, 0};
   // One lane for each whose first row is this warp's.
   const int at = first_at + lane;
   int before = 0;  // how many had arrived
