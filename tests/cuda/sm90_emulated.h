@@ -1,6 +1,6 @@
-// kernels/sm90 executed on the host, one CTA at a time, against float64 with NaN wherever no list has
-// a key. The instructions stand in tests/cuda/emulated/ptx; what is proven is where things lie, who
-// waits for whom and what is computed, not what the hardware makes of it.
+// kernels/sm90 executed on the host, one CTA at a time, against float64 with NaN wherever no list
+// has a key. The instructions stand in tests/cuda/emulated/ptx; what is proven is where things lie,
+// who waits for whom and what is computed, not what the hardware makes of it.
 #pragma once
 // clang-format off
 #include "cuda/emulate.h"  // before any kernel

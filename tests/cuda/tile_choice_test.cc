@@ -370,7 +370,9 @@ TEST(KernelChoice, ShapesFollowTheBounds) {
   EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 128);
   c.bounds = {.requests = 256, .query_tokens = 256, .keys = 4096, .max_q_len = 1};
   c.num_kv_heads = 8;
-  c.kv.num_levels = 2;  // a level's row block may hold all tokens
+  c.kv.num_levels = 2;  // a level's row block may hold all tokens, in tiles of few rows
+  EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 64);
+  c.bounds.max_q_len = 17;
   EXPECT_EQ(choose_kernel(c, "80").shapes[0].tile_q, 128);
 }
 
